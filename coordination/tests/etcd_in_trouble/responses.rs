@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use segue_coordination::store::{EtcdOptions, EtcdStore, Store, StoreError};
+use segue_coordination::store::{EtcdOptions, EtcdStore, Store, StoreError, StoreErrorKind};
 use segue_protocol::ids::{LeaseId, Revision};
 use tokio::time::timeout;
 
@@ -73,6 +73,64 @@ async fn changes_of_before_a_watch_are_dropped_deletions_included() {
         let revision = Revision::new(revision);
         assert_eq!(batch.revision, revision);
         assert!(batch.events.len() == 1 && batch.events[0].mod_revision() == revision, "{batch:?}");
+    }
+}
+
+/// The errors that etcd gives to the calls of a store, each with gRPC's code, who can mend it, and whether the store goes on with
+/// the connection. They are those of `api/v3rpc/rpctypes/error.go` of etcd 3.6. `togRPCError` makes the rest `Unknown`.
+const ERRORS: [(u32, &str, Option<StoreErrorKind>, bool); 31] = {
+    const UNAVAILABLE_KIND: Option<StoreErrorKind> = Some(StoreErrorKind::Unavailable);
+    const REFUSED: Option<StoreErrorKind> = Some(StoreErrorKind::Refused);
+    const PERMISSION: Option<StoreErrorKind> = Some(StoreErrorKind::Permission);
+    [
+        (1, "context canceled", UNAVAILABLE_KIND, false),
+        (2, "not a primary lessor", UNAVAILABLE_KIND, false),
+        (3, "etcdserver: key is not provided", REFUSED, true),
+        (3, "etcdserver: duplicate key given in txn request", REFUSED, true),
+        (3, "etcdserver: too many operations in txn request", REFUSED, true),
+        (3, "etcdserver: request is too large", REFUSED, true),
+        (3, "etcdserver: authentication failed, invalid user ID or password", PERMISSION, true),
+        (3, "etcdserver: user name is empty", PERMISSION, true),
+        (3, "etcdserver: revision of auth store is old", PERMISSION, true),
+        (4, "context deadline exceeded", UNAVAILABLE_KIND, false),
+        (5, "etcdserver: requested lease not found", None, true),
+        (7, "etcdserver: permission denied", PERMISSION, true),
+        (8, "etcdserver: mvcc: database space exceeded", Some(StoreErrorKind::NoSpace), true),
+        (8, "etcdserver: too many requests", UNAVAILABLE_KIND, true),
+        (9, "etcdserver: lease already exists", REFUSED, true),
+        (9, "etcdserver: authentication is not enabled", REFUSED, true),
+        (11, "etcdserver: mvcc: required revision has been compacted", REFUSED, true),
+        (11, "etcdserver: mvcc: required revision is a future revision", REFUSED, true),
+        (11, "etcdserver: too large lease TTL", REFUSED, true),
+        (12, "unknown method Txn for service etcdserverpb.KV", REFUSED, true),
+        (13, "etcdserver: internal", UNAVAILABLE_KIND, false),
+        (14, "etcdserver: no leader", UNAVAILABLE_KIND, false),
+        (14, "etcdserver: leader changed", UNAVAILABLE_KIND, true),
+        (14, "etcdserver: not capable", UNAVAILABLE_KIND, false),
+        (14, "etcdserver: server stopped", UNAVAILABLE_KIND, false),
+        (14, "etcdserver: request timed out", UNAVAILABLE_KIND, false),
+        (14, "etcdserver: request timed out, possibly due to previous leader failure", UNAVAILABLE_KIND, false),
+        (14, "etcdserver: unhealthy cluster", UNAVAILABLE_KIND, false),
+        (14, "etcdserver: rpc not supported for learner", UNAVAILABLE_KIND, false),
+        (15, "etcdserver: corrupt cluster", UNAVAILABLE_KIND, false),
+        (16, "etcdserver: invalid auth token", PERMISSION, true),
+    ]
+};
+
+#[tokio::test]
+async fn each_error_of_etcd_says_who_can_mend_it_and_ends_the_connection_if_another_member_may_do_better() {
+    for (code, text, kind, goes_on) in ERRORS {
+        let failed = Arc::new(AtomicUsize::new(0));
+        let etcd = Scripted::start(move |_| {
+            let is_first = failed.fetch_add(1, Ordering::Relaxed) == 0;
+            async move { if is_first { Reply::Failure(code, text) } else { one(&Empty { header: header(7, 5) }) } }
+        });
+        let etcd = etcd.await;
+        let store = store([&etcd]);
+        let error = store.commit(put("/segue/a")).await.expect_err(text);
+        assert_eq!((error.kind(), error.to_string().contains(text)), (kind, kind.is_some()), "{error}");
+        store.commit(put("/segue/a")).await.unwrap();
+        assert_eq!(etcd.connections.load(Ordering::Relaxed), if goes_on { 1 } else { 2 }, "{text}");
     }
 }
 

@@ -6,6 +6,7 @@ use std::future::Future;
 use std::net::Ipv4Addr;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use h2::RecvStream;
@@ -21,6 +22,8 @@ const CLUSTER: u64 = 0xc1;
 
 /// gRPC's code of a member that cannot serve.
 pub(super) const UNAVAILABLE: u32 = 14;
+/// gRPC's code of a request that nobody would serve.
+pub(super) const INVALID_ARGUMENT: u32 = 3;
 
 /// What the script answers to a message.
 pub(super) enum Reply {
@@ -35,6 +38,8 @@ type Script = dyn Fn(String) -> Pin<Box<dyn Future<Output = Reply> + Send>> + Se
 /// A scripted etcd. Dropping it closes its port and its connections.
 pub(super) struct Scripted {
     pub(super) endpoint: String,
+    /// Number of connections that were made to it.
+    pub(super) connections: Arc<AtomicUsize>,
     _server: AbortOnDropHandle<()>,
 }
 
@@ -47,13 +52,16 @@ impl Scripted {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         let script: Arc<Script> = Arc::new(move |method| Box::pin(script(method)));
+        let connections = Arc::new(AtomicUsize::new(0));
+        let count = connections.clone();
         let server = tokio::spawn(async move {
             let mut connections = Vec::new();
             while let Ok((socket, _)) = listener.accept().await {
+                count.fetch_add(1, Ordering::Relaxed);
                 connections.push(AbortOnDropHandle::new(tokio::spawn(connection(socket, script.clone()))));
             }
         });
-        Scripted { endpoint, _server: AbortOnDropHandle::new(server) }
+        Scripted { endpoint, connections, _server: AbortOnDropHandle::new(server) }
     }
 }
 

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::scripted::{Empty, Scripted, Token, header, one};
+use super::scripted::{Empty, INVALID_ARGUMENT, Reply, Scripted, Token, header, one};
 use super::{all, put};
 
 pub(super) const USER: &str = "segue";
@@ -63,10 +63,19 @@ impl Site {
         Client::connect([self.etcd.endpoint()], Some(options)).await.unwrap()
     }
 
+    /// Lets everybody do everything.
+    async fn let_all(&self) {
+        self.root().await.auth_disable().await.unwrap();
+    }
+
+    async fn let_users_alone(&self) {
+        Client::connect([self.etcd.endpoint()], None).await.unwrap().auth_enable().await.unwrap();
+    }
+
     /// Makes every token void that etcd has given.
     async fn void_all_tokens(&self) {
-        self.root().await.auth_disable().await.unwrap();
-        Client::connect([self.etcd.endpoint()], None).await.unwrap().auth_enable().await.unwrap();
+        self.let_all().await;
+        self.let_users_alone().await;
     }
 
     fn file(&self) -> PathBuf {
@@ -118,6 +127,23 @@ async fn a_process_authenticates_once_for_all_its_connections_and_watches() {
     assert_eq!(site.authentications() - before, 1.0);
 }
 
+#[tokio::test]
+async fn a_process_has_its_user_ready_before_etcd_asks_for_users() {
+    let site = Site::start().await;
+    site.let_all().await;
+    let store = site.store();
+    let first = store.commit(put("/segue/a")).await.unwrap().revision;
+    let mut watch = store.watch(&all(), first).await.unwrap();
+    for key in ["/segue/b", "/segue/c"] {
+        site.let_users_alone().await;
+        let last = store.commit(put(key)).await.unwrap().revision;
+        while watch.next().await.unwrap().revision < last {}
+        store.watch(&all(), last).await.unwrap().next().await.unwrap();
+        site.let_all().await;
+        store.commit(put(key)).await.unwrap();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn processes_that_start_together_authenticate_once_each() {
     const PROCESSES: u8 = 12;
@@ -145,7 +171,10 @@ async fn an_authentication_outlives_the_calls_that_wait_for_it() {
             let (asked, mut gate) = (asked.clone(), gate.clone());
             async move {
                 if method != "Authenticate" {
-                    return one(&Empty { header: header(7, 5) });
+                    return match *gate.borrow() {
+                        true => one(&Empty { header: header(7, 5) }),
+                        false => Reply::Failure(INVALID_ARGUMENT, "etcdserver: user name is empty"),
+                    };
                 }
                 asked.fetch_add(1, Ordering::Relaxed);
                 gate.wait_for(|open| *open).await.unwrap();

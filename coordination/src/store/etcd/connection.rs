@@ -160,16 +160,12 @@ impl Connections {
         T: Response,
         F: Future<Output = Result<T, Error>>,
     {
-        let Some(authenticator) = &self.authenticator else {
-            return self.send(connection, deadline, call).await;
-        };
         let token = self.endpoints.token.get();
-        if token.is_some() {
-            match self.send(connection, deadline, call).await {
-                Err(EtcdFailure::Unauthenticated(_)) => {}
-                result => return result,
-            }
-        }
+        // Without a token too: while etcd has no users, it gives none.
+        let authenticator = match (self.send(connection, deadline, call).await, &self.authenticator) {
+            (Err(EtcdFailure::Unauthenticated(_)), Some(authenticator)) => authenticator,
+            (result, _) => return result,
+        };
         self.authenticate(authenticator, connection, deadline, token.as_ref()).await?;
         self.send(connection, deadline, call).await
     }

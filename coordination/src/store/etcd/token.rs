@@ -28,12 +28,16 @@ use tower::util::BoxCloneSyncService;
 
 use super::super::{StoreError, StoreFailure};
 use super::failure::EtcdFailure;
+use crate::jitter;
 
 /// How long etcd may take to check a password. Some 300 processes per core of etcd can ask at the same time. A member that
 /// hangs is noticed earlier, by pings.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// The pauses after an authentication that etcd has refused or not completed, each shortened at random by up to a half.
 const PAUSES: BackOff = BackOff { first: Duration::from_secs(1), longest: Duration::from_secs(30) };
+
+/// etcd's words while everybody may do everything.
+const NO_USERS: &str = "authentication is not enabled";
 
 /// The user, for an etcd with authentication.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,7 +56,7 @@ impl EtcdCredentials {
     }
 }
 
-/// The token that requests carry; none before the first authentication, or without a user.
+/// The token that requests carry; none without a user, and until etcd asks for one.
 #[derive(Debug, Clone, Default)]
 pub(super) struct CurrentToken(Arc<RwLock<Option<HeaderValue>>>);
 
@@ -61,8 +65,8 @@ impl CurrentToken {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn set(&self, token: HeaderValue) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some(token);
+    fn set(&self, token: Option<HeaderValue>) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = token;
     }
 }
 
@@ -95,7 +99,7 @@ pub(super) struct Authenticator {
 
 #[derive(Default)]
 struct TokenState {
-    running: Option<AbortOnDropHandle<Result<GrantedToken, EtcdFailure>>>,
+    running: Option<AbortOnDropHandle<Result<Option<GrantedToken>, EtcdFailure>>>,
     passwords: Passwords,
 }
 
@@ -111,8 +115,8 @@ impl Authenticator {
         Authenticator { credentials, held, state: Mutex::default() }
     }
 
-    /// Replaces the token `refused`, unless another call has done so. Returns the id of the cluster that has given the new
-    /// one. A caller that gives up leaves the authentication to the next one.
+    /// Replaces the token `refused`, unless another call has done so; by none if etcd has no users. Returns the id of the
+    /// cluster that has given the new one. A caller that gives up leaves the authentication to the next one.
     pub(super) async fn renew(
         &self,
         auth: AuthClient,
@@ -137,10 +141,14 @@ impl Authenticator {
         };
         *running = None;
         match result {
-            Ok(GrantedToken { token, password, cluster }) => {
+            Ok(Some(GrantedToken { token, password, cluster })) => {
                 passwords.accept(password);
-                self.held.set(token);
+                self.held.set(Some(token));
                 Ok(cluster)
+            }
+            Ok(None) => {
+                self.held.set(None);
+                Ok(None)
             }
             Err(failure) => {
                 passwords.fail(&failure, Instant::now());
@@ -150,12 +158,12 @@ impl Authenticator {
     }
 }
 
-/// Tries these passwords in turn.
+/// Tries these passwords in turn. Returns no token if etcd has no users: before 3.5 it refuses tokens all the same.
 async fn authenticate(
     mut auth: AuthClient,
     credentials: EtcdCredentials,
     passwords: Vec<String>,
-) -> Result<GrantedToken, EtcdFailure> {
+) -> Result<Option<GrantedToken>, EtcdFailure> {
     let EtcdCredentials { username, password_file } = credentials;
     let mut refused = StoreFailure::from("there is no password");
     for password in passwords {
@@ -172,7 +180,10 @@ async fn authenticate(
                     .map_err(|_| EtcdFailure::Broken("etcd has given an unusable token".into()))?;
                 token.set_sensitive(true);
                 let cluster = response.header().map(etcd_client::ResponseHeader::cluster_id);
-                return Ok(GrantedToken { token, password, cluster });
+                return Ok(Some(GrantedToken { token, password, cluster }));
+            }
+            Err(EtcdFailure::Answered(StoreError::Refused(failure))) if failure.words().contains(NO_USERS) => {
+                return Ok(None);
             }
             Err(EtcdFailure::Answered(StoreError::Refused(failure)) | EtcdFailure::Unauthenticated(failure)) => {
                 refused = failure;
@@ -237,7 +248,7 @@ impl Passwords {
             tracing::error!(%error, "etcd does not accept this process's user; the password's file will be read again");
         }
         self.failures = self.failures.saturating_add(1);
-        let pause = PAUSES.after(self.failures).mul_f64(rand::random_range(0.5..=1.0));
+        let pause = jitter::shortened(PAUSES.after(self.failures));
         self.pause = Some((now + pause, error.clone()));
     }
 }
