@@ -183,6 +183,25 @@ fn of_rounds() -> Vec<Mutant> {
     ]
 }
 
+/// The rules of assignments without handoffs.
+fn of_first_assignments() -> Vec<Mutant> {
+    let mutant = |rule, pods_up, budget| Mutant {
+        rule,
+        expected: Expected::Caught,
+        scenario: Scenario {
+            without: Some(rule),
+            reaches: Vec::new(),
+            pods_up,
+            budget,
+            ..scenarios::assigned_at_once("mutant", "")
+        },
+    };
+    vec![
+        mutant(Rule::NewOwnerLives, 2, Budget { pod_crashes: 1, delays: 1, ..NO_FAULT }),
+        mutant(Rule::RecordCompare, 1, Budget { pod_starts: 1, delays: 1, ..NO_FAULT }),
+    ]
+}
+
 /// The rules of checkpoints.
 fn of_checkpoints() -> Vec<Mutant> {
     use Expected::{Caught, Unnoticed};
@@ -239,7 +258,9 @@ fn failure(found: &Found) -> String {
 pub(crate) fn run(only: &str, quick: bool, trace: bool) -> ExitCode {
     println!("{:<24} {:>12} {:>8}  without the rule", "rule", "states", "seconds");
     let mut tally = Tally::default();
-    for Mutant { rule, scenario, expected } in all().into_iter().chain(of_rounds()).chain(of_checkpoints()) {
+    for Mutant { rule, scenario, expected } in
+        all().into_iter().chain(of_rounds()).chain(of_first_assignments()).chain(of_checkpoints())
+    {
         let name = format!("{rule:?}");
         if !name.starts_with(only) || (quick && expected != Expected::Caught) {
             continue;

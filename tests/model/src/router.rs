@@ -199,6 +199,7 @@ impl Cluster {
             status,
             capabilities: self.capabilities(pod),
             work_ends_within_ms: self.bound_of(pod),
+            nothing_to_warm: self.scenario.nothing_to_warm,
             ..PodRecord::new(self.pod_names[usize::from(pod)].clone(), format!("10.0.0.{pod}:80"))
         }
     }

@@ -118,7 +118,9 @@ pub(crate) fn strike(txn: Txn, rule: Option<Rule>, view: &View, is_leaders: bool
             (Rule::RecordCompare, Some(KeyName::Handoff(_) | KeyName::Assignment(_))) => is_leaders,
             (Rule::PhaseCompare, Some(KeyName::Handoff(_))) => !creates,
             (Rule::NewOwnerLives, Some(KeyName::Pod(pod))) => {
-                creates && !differs && new_owner.clone().any(|it| *it == pod)
+                // An assignment without a handoff has the same guard.
+                let is_first = || view.handoffs.is_empty() && view.assignments.is_empty();
+                creates && !differs && (is_first() || new_owner.clone().any(|it| *it == pod))
             }
             (Rule::OldOwnerCompare, Some(KeyName::Pod(pod))) => !creates && old_owner.clone().any(|it| *it == pod),
             (Rule::NewOwnerGone, Some(KeyName::Pod(_))) => differs,

@@ -59,6 +59,8 @@ pub(crate) struct Scenario {
     pub(crate) leader_knows_rounds: bool,
     /// Pod 0 owns everything at the beginning; otherwise no partition has an owner yet.
     pub(crate) is_placed: bool,
+    /// The pods say that they have nothing to warm, so that a new keyspace is assigned without handoffs.
+    pub(crate) nothing_to_warm: bool,
     /// Pod 0 is draining, so that its partitions have to move.
     pub(crate) drains: bool,
     /// The leader has written its plan already.

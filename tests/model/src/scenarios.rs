@@ -71,6 +71,7 @@ pub(crate) fn a_move(name: &'static str, about: &'static str) -> Scenario {
         participants_up: 0,
         leader_knows_rounds: true,
         is_placed: true,
+        nothing_to_warm: false,
         drains: true,
         is_planned: true,
         mode: Mode::Barrier,
@@ -84,6 +85,18 @@ pub(crate) fn a_move(name: &'static str, about: &'static str) -> Scenario {
         reaches: also(&[]),
         size: Size::Usual,
         without: None,
+    }
+}
+
+/// A new keyspace whose pods have nothing to warm, so that nothing in it begins with a handoff.
+pub(crate) fn assigned_at_once(name: &'static str, about: &'static str) -> Scenario {
+    Scenario {
+        is_placed: false,
+        nothing_to_warm: true,
+        drains: false,
+        is_planned: false,
+        requests: requests(&[0, 1]),
+        ..a_move(name, about)
     }
 }
 
@@ -110,6 +123,18 @@ pub(crate) fn all() -> Vec<Scenario> {
             drains: false,
             size: Size::Quick,
             ..a_move("first-placement", "a partition gets its first owner")
+        },
+        Scenario {
+            budget: Budget { pod_crashes: 1, leader_losses: 1, delays: 1, ..NO_FAULT },
+            ..assigned_at_once(
+                "assigned-at-once",
+                "a new keyspace is assigned without handoffs; its owner or leader is lost",
+            )
+        },
+        Scenario {
+            budget: Budget { pod_crashes: 1, pod_starts: 1, delays: 1, ..NO_FAULT },
+            size: Size::Large,
+            ..assigned_at_once("assigned-owner-back", "the same; the owner crashes and comes back under its name")
         },
         Scenario {
             requests: two(),
