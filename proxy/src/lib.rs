@@ -22,7 +22,7 @@ pub mod spans;
 pub mod tls;
 mod upstream;
 
-/// Entry points for `tests/fuzz`; not an interface. With the feature `fuzzing`, which adds nothing else.
+/// Entry points for `tests/fuzz` and `tests/simulation`; not an interface. With the feature `fuzzing`, which adds nothing else.
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing {

@@ -105,26 +105,26 @@ async fn requests_that_come_before_the_partitions_are_known_keep_their_order() {
     let fixture = Fixture::with(Settings { partitions: 0, ..settings(UpstreamProtocol::Http1) });
     let service = Service::start(Speaks::Http1).await;
     let client = fixture.http2_client().await;
-    let ask = |number: usize| {
-        let request = client.request("GET", &format!("/{number}")).header("x-key", "one").body(empty()).unwrap();
+    let ask = |method: &str, path: &str, key: &str| {
+        let request = client.request(method, path).header("x-key", key).body(empty()).unwrap();
         client.spawn_ask(request)
     };
-    let mut asked = Vec::new();
-    for number in 0..20 {
-        asked.push(ask(number));
-        // Not at one moment: each would look at the table at the same times as the others.
-        tokio::time::sleep(Duration::from_millis(3)).await;
-    }
+    let numbers = Vec::from_iter((1..20).map(|number| format!("/{number}")));
+    let first = ask("GET", "/poll", "one");
+    let mut later: Vec<_> = numbers.iter().map(|path| ask("GET", path, "one")).collect();
+    // The router refuses it at once, so it has taken those before it.
+    assert_eq!(soon(ask("TRACE", "/", "")).await.unwrap().status, 405);
     fixture.table.set_partitions(8);
-    for number in 20..30 {
-        asked.push(ask(number));
-        tokio::task::yield_now().await;
-    }
     fixture.route(P0, service.pod.address, 1);
-    for answer in asked {
+    later.push(ask("GET", "/newcomer", "one"));
+    assert_eq!(soon(ask("GET", "/ok", "other")).await.unwrap().status, 200);
+    until(|| service.has_seen("/poll"), "the first one").await;
+    assert_eq!(service.seen().len(), 2, "the later ones wait for the first: {:?}", service.seen());
+    service.polls.add_permits(1);
+    for answer in std::iter::once(first).chain(later) {
         assert_eq!(soon(answer).await.unwrap().status, 200);
     }
-    assert_eq!(service.seen(), Vec::from_iter((0..30).map(|number| format!("/{number}"))));
+    assert_eq!(service.seen()[2..].split_last(), Some((&"/newcomer".to_owned(), &*numbers)));
 }
 
 #[tokio::test]

@@ -1,17 +1,21 @@
 //! Routes: requests that do not go to the owner of their key's partition.
 
+use std::future::pending;
+use std::sync::Arc;
+
 use http::{Method, Response};
 use segue_protocol::handoff::router::HoldCause;
 use segue_protocol::ids::PartitionId;
 use segue_proxy::routing::key_hash::KeyHash;
 use segue_proxy::routing::keyspace_choice::PathPrefix;
-use segue_proxy::routing::partition_key::{KeySource, PartitionSource};
+use segue_proxy::routing::partition_key::{KeySource, PartitionSource, WithoutKey};
 use segue_proxy::routing::route_rules::{Destination, HeaderMatch, PathMatch, RouteRule, RouteRules};
 use segue_proxy::settings::UpstreamProtocol;
+use tokio::sync::Notify;
 
 use crate::support::client::{empty, full};
 use crate::support::pod::{Pod, Speaks};
-use crate::support::{Fixture, Settings};
+use crate::support::{Fixture, Settings, soon};
 
 /// A route of reads that need not be fresh, behind one of writes that have the same mark.
 fn rules(to: Destination) -> RouteRules {
@@ -51,6 +55,37 @@ async fn named(speaks: Speaks, name: &'static str) -> Pod {
 }
 
 const EVENTUAL: &str = "x-key: anna\r\nx-consistency: eventual\r\n";
+
+#[tokio::test]
+async fn what_goes_to_any_pod_and_comes_before_the_partitions_are_known_holds_up_nobody() {
+    for (path, key) in [("/persons", "anna"), ("/", "")] {
+        let mut settings = settings(Destination::Any, UpstreamProtocol::Http1);
+        settings.forward.exceptions.without_key = WithoutKey::Any;
+        let fixture = Fixture::with(Settings { partitions: 0, ..settings });
+        let asked = Arc::new(Notify::new());
+        let asks = asked.clone();
+        let silent = Pod::start(Speaks::Http1, move |_| {
+            asks.notify_one();
+            pending()
+        });
+        let (silent, owner) = (silent.await, named(Speaks::Http1, "owner").await);
+        fixture.ready(&[silent.address]);
+        let client = fixture.http2_client().await;
+        let ask = |method, path, key: &str| {
+            let request = client.request(method, path).header("x-key", key).header("x-consistency", "eventual");
+            client.spawn_ask(request.body(empty()).unwrap())
+        };
+        let to_any = ask("GET", path, key);
+        let to_owner = ask("PUT", "/", "anna");
+        // The router refuses it at once, so it has taken those before it.
+        assert_eq!(soon(ask("TRACE", "/", "")).await.unwrap().status, 405);
+        fixture.table.set_partitions(8);
+        PartitionId::all(8).for_each(|partition| fixture.route(partition, owner.address, 1));
+        assert_eq!(soon(to_owner).await.unwrap().status, 200, "{path}");
+        soon(asked.notified()).await;
+        assert!(!to_any.is_finished());
+    }
+}
 
 #[tokio::test]
 async fn a_route_leads_to_any_pod_while_the_partition_is_held_and_everything_else_to_its_owner() {

@@ -8,16 +8,15 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
-use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
+use tokio::time::{Sleep, sleep_until, timeout_at};
 
 use super::error::RouteError;
 use super::request::ForwardRequest;
 use crate::message::detach::compact;
 use crate::message::local_reply::LocalReply;
 use crate::message::reserved::ReservedHeaders;
-use crate::routing::permit::{Permit, QueuedPermit, TableHandle};
+use crate::routing::permit::{EarlyRequest, Permit, QueuedPermit, TableHandle};
 use crate::routing::table::AdmissionError;
 
 /// Waits for a request's turn, and reads its body ahead meanwhile. Reading shows when the client disconnects, and how
@@ -73,40 +72,25 @@ fn waited(worker: &TableHandle) -> RouteError {
     AdmissionError::Waited(worker.default_cause()).into()
 }
 
-/// Waits until the router has read the store for the first time, for no longer than any held request. The caller enters the
-/// gate before it waits for anything else: the next request has its turn then.
+/// Waits until the router has read the store for the first time, for no longer than any held request. The caller takes what is
+/// returned to the gate, or drops it, before it waits for anything else: all gates wait for that.
 #[cold]
 pub(crate) async fn table_is_there(
     worker: &TableHandle,
     reserved: &ReservedHeaders,
     request: &ForwardRequest,
-) -> Result<u32, RouteError> {
-    let Some(_early) = worker.wait_early() else {
+) -> Result<EarlyRequest, RouteError> {
+    let Some(early) = worker.wait_early(request.arrived) else {
         return Err(LocalReply::StashFull.into());
     };
     // A request that waits here counts towards its client's limit as well.
     let Some(_claim) = request.claim(reserved) else {
         return Err(LocalReply::Overload.into());
     };
-    let max_wait = worker.max_wait();
-    let last = request.arrived + max_wait;
-    let Ok(_turn) = timeout_at(request.deadline.map_or(last, |deadline| deadline.min(last)), worker.turn()).await
-    else {
-        let expired = request.deadline.is_some_and(|deadline| deadline <= last);
-        return Err(if expired { LocalReply::Deadline.into() } else { waited(worker) });
-    };
-    loop {
-        if worker.shutting_down() {
-            return Err(LocalReply::Shutdown.into());
-        }
-        if request.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-            return Err(LocalReply::Deadline.into());
-        }
-        match worker.partitions() {
-            0 if request.arrived.elapsed() >= max_wait => return Err(waited(worker)),
-            // This happens once in the life of a router, so polling is good enough.
-            0 => tokio::time::sleep(Duration::from_millis(10)).await,
-            partitions => return Ok(partitions),
-        }
+    let last = request.arrived + worker.max_wait();
+    let deadline = request.deadline.filter(|deadline| *deadline <= last);
+    if timeout_at(deadline.unwrap_or(last), early.known()).await.is_err() {
+        return Err(if deadline.is_some() { LocalReply::Deadline.into() } else { waited(worker) });
     }
+    if worker.shutting_down() { Err(LocalReply::Shutdown.into()) } else { Ok(early) }
 }

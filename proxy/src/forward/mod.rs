@@ -11,6 +11,7 @@
 //! * A request that may have been sent is completed even if its client has left.
 //! * A pod's "not mine" never reaches a client.
 
+mod admission;
 mod any_pod;
 mod attempt;
 mod body_key;
@@ -46,6 +47,7 @@ use futures_util::future::Either;
 use http::{Request, Response, Version};
 use tokio::time::Instant;
 
+use self::admission::admit;
 use self::any_pod::send_to_any;
 use self::attempt::{AttemptError, send};
 use self::body_key::read_key;
@@ -66,9 +68,8 @@ use self::response_body::ResponseBody;
 use crate::message::client_body::ClientBody;
 use crate::message::local_reply::{LocalReply, is_grpc};
 use crate::metrics::WorkerMetrics;
-use crate::routing::key_limit::OverKeyLimit;
 use crate::routing::keyspace_choice::KeyspaceMatch;
-use crate::routing::partition_key::{LocationError, RequestLocation, WithoutKey};
+use crate::routing::partition_key::WithoutKey;
 use crate::routing::permit::{Admission, Permit, QueuedPermit, TableHandle};
 use crate::routing::route_rules::Destination;
 use crate::routing::table::{Bounce, Pod};
@@ -295,14 +296,15 @@ async fn route(shared: &Rc<WorkerContext>, request: &mut ForwardRequest) -> Resu
     {
         read_key(shared, request, key).await?;
     }
-    let partitions = match shared.worker.partitions_at_once() {
-        0 => Box::pin(table_is_there(&shared.worker, &shared.reserved, request)).await?,
-        partitions => partitions,
+    let early = match shared.worker.partitions() {
+        0 => Some(Box::pin(table_is_there(&shared.worker, &shared.reserved, request)).await?),
+        _ => None,
     };
     if let Some(Elsewhere::Pod(zone)) = elsewhere {
+        drop(early);
         return send_to_any(shared, request, zone).await;
     }
-    let mut admission = match admit(shared, request, partitions) {
+    let mut admission = match admit(shared, request, early) {
         Err(LocalReply::NoPartition) if shared.exceptions.without_key == WithoutKey::Any => {
             return send_to_any(shared, request, None).await;
         }
@@ -348,34 +350,6 @@ fn turn(admission: Admission, request: &mut ForwardRequest) -> impl Future<Outpu
     }
 }
 
-fn admit(shared: &WorkerContext, request: &mut ForwardRequest, partitions: u32) -> Result<Admission, LocalReply> {
-    let located = match shared.partition.locate(&request.head, partitions) {
-        Ok(located) => located,
-        Err(why) => without_key(shared, why, partitions)?,
-    };
-    request.partition = Some(located.partition);
-    if let Some(trace) = &request.trace {
-        trace.located(located.partition);
-    }
-    if shared.worker.counts_keys() {
-        note_key(shared, request, located);
-    }
-    let claim = request.claim(&shared.reserved).ok_or(LocalReply::Overload)?;
-    let of_key = match &shared.key_limit {
-        None => None,
-        Some(limiter) => {
-            let claimed = limiter.claim(&request.head, &shared.partition, request.arrived);
-            claimed.map_err(|OverKeyLimit| LocalReply::Rate)?
-        }
-    };
-    let mut admission = shared.worker.enter(located.partition, located.order, request.weight(), request.arrived)?;
-    admission.keep(claim, of_key);
-    match &admission {
-        Admission::Admitted(permit) if !shared.load.has_room(permit.pod().slot) => Err(LocalReply::Overload),
-        _ => Ok(admission),
-    }
-}
-
 /// Where a route sends a request, if not to its owner.
 #[derive(Clone, Copy)]
 enum Elsewhere<'a> {
@@ -397,25 +371,6 @@ fn elsewhere<'a>(shared: &'a WorkerContext, request: &ForwardRequest) -> Result<
             upstreams.find(|upstream| *upstream.address == **address).map(Elsewhere::Upstream)
         }
     })
-}
-
-/// Returns the location of a request that names none, if the settings have one for it.
-#[cold]
-fn without_key(shared: &WorkerContext, why: LocationError, partitions: u32) -> Result<RequestLocation, LocationError> {
-    match (why, shared.exceptions.without_key) {
-        (LocationError::Missing, WithoutKey::Partition(partition)) if partition.get() < partitions => {
-            Ok(RequestLocation { partition, order: None })
-        }
-        (LocationError::Missing, WithoutKey::Partition(_)) => Err(LocationError::Bad),
-        _ => Err(why),
-    }
-}
-
-#[cold]
-fn note_key(shared: &WorkerContext, request: &ForwardRequest, located: RequestLocation) {
-    if let Some(key) = shared.partition.order_key(&request.head) {
-        shared.worker.note_key(located, &key);
-    }
 }
 
 /// Begins the exchange, unless the request is a retry and the retry budget of its pod is spent.

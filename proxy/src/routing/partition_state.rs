@@ -86,6 +86,13 @@ impl<W> PartitionState<W> {
         Some(switched)
     }
 
+    /// Begins a flush anew, as if all that wait had waited when it began.
+    pub fn begin_flush_again(&mut self, gate: GateState, concurrency: usize) {
+        if gate == GateState::Flushing {
+            self.stash.begin_flush(concurrency);
+        }
+    }
+
     /// Starts the next waiting request that may start. Its key waits for its [`finish`](Self::finish), or for it to be
     /// [`sent`](Self::sent) if the flush has relaxed the order.
     pub fn start_next(&mut self, gate: GateState) -> Option<(QueuePosition, W)> {

@@ -27,12 +27,10 @@ mod unfinished_head;
 mod worker;
 
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use socket2::{Domain, Protocol, Socket, Type};
-use tokio::runtime::{Builder, LocalOptions};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tower::Layer;
 
@@ -45,7 +43,7 @@ use data_path::{Bare, Layers, TowerLayers};
 use keyspaces::KeyspaceChanges;
 pub(crate) use keyspaces::{KeyspaceChange, ListedKeyspace};
 pub use keyspaces::{ServedKeyspace, ServedKeyspaces};
-use worker::{StopMode, Worker};
+use worker::{RunningWorker, StopMode, Worker};
 
 /// Connections that the kernel has completed and no worker has accepted yet.
 const BACKLOG: i32 = 4096;
@@ -189,7 +187,26 @@ impl Server {
         self.start_workers(keyspaces, TowerLayers(layer))
     }
 
-    fn start_workers(mut self, keyspaces: ServedKeyspaces, layers: impl Layers) -> Result<ServerHandle, ServerError> {
+    fn start_workers(self, keyspaces: ServedKeyspaces, layers: impl Layers) -> Result<ServerHandle, ServerError> {
+        self.start_each(keyspaces, layers, |worker| worker.run_on_a_thread().map_err(ServerError::Worker))
+    }
+
+    /// Starts the workers as tasks of the caller's thread. To be called inside a set of local tasks.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`start`](Self::start) does.
+    #[cfg(feature = "fuzzing")]
+    pub fn start_here(self, keyspaces: ServedKeyspaces) -> Result<ServerHandle, ServerError> {
+        self.start_each(keyspaces, Bare, |worker| Ok(worker.run_here()))
+    }
+
+    fn start_each<L: Layers>(
+        mut self,
+        keyspaces: ServedKeyspaces,
+        layers: L,
+        start: impl Fn(Worker<L>) -> Result<RunningWorker, ServerError>,
+    ) -> Result<ServerHandle, ServerError> {
         keyspaces.check()?;
         for socket in self.silent {
             socket.listen(BACKLOG).map_err(|source| ServerError::Bind { address: self.address, source })?;
@@ -201,8 +218,7 @@ impl Server {
         let most_requests = max_requests(&common.limits, self.workers);
         let (mut workers, mut changes) = (Vec::new(), KeyspaceChanges::default());
         for (index, listeners) in deal(self.listeners, self.workers).into_iter().enumerate() {
-            let (ended, end) = oneshot::channel();
-            let plan = Worker {
+            workers.push(start(Worker {
                 index,
                 listeners,
                 layers: layers.clone(),
@@ -213,20 +229,7 @@ impl Server {
                 max_requests: most_requests,
                 terms: terms(&common.limits, &self.settings, common.unread_timeout),
                 stop: stopped.clone(),
-            };
-            let runtime = move || {
-                let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default());
-                match runtime {
-                    Ok(runtime) => runtime.block_on(plan.run()),
-                    Err(error) => tracing::error!(%error, "worker cannot start"),
-                }
-                let _ = ended.send(());
-            };
-            let thread = std::thread::Builder::new()
-                .name(format!("segue-worker-{index}"))
-                .spawn(runtime)
-                .map_err(ServerError::Worker)?;
-            workers.push((thread, end));
+            })?);
         }
         Ok(ServerHandle { address: self.address, stop, changes, workers })
     }
@@ -293,7 +296,7 @@ pub struct ServerHandle {
     address: SocketAddr,
     stop: watch::Sender<Option<StopMode>>,
     changes: KeyspaceChanges,
-    workers: Vec<(JoinHandle<()>, oneshot::Receiver<()>)>,
+    workers: Vec<RunningWorker>,
 }
 
 impl ServerHandle {
@@ -328,9 +331,8 @@ impl ServerHandle {
 
     async fn end(mut self, stop: StopMode) {
         self.stop.send_replace(Some(stop));
-        for (thread, end) in std::mem::take(&mut self.workers) {
-            let _ = end.await;
-            let _ = thread.join();
+        for worker in std::mem::take(&mut self.workers) {
+            worker.ended().await;
         }
     }
 }

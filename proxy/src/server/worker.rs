@@ -12,12 +12,14 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use http::HeaderValue;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::runtime::{Builder, LocalOptions};
+use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
 use super::client::ClientTerms;
@@ -72,7 +74,50 @@ pub(super) struct Worker<M> {
     pub(super) stop: watch::Receiver<Option<StopMode>>,
 }
 
+/// A worker that was started.
+#[derive(Debug)]
+pub(super) struct RunningWorker {
+    end: oneshot::Receiver<()>,
+    /// `None` for one that is a task of a thread with others.
+    thread: Option<JoinHandle<()>>,
+}
+
+impl RunningWorker {
+    /// Waits for its end.
+    pub(super) async fn ended(self) {
+        let _ = self.end.await;
+        if let Some(thread) = self.thread {
+            let _ = thread.join();
+        }
+    }
+}
+
 impl<M: Layers> Worker<M> {
+    /// Starts it on a thread of its own.
+    pub(super) fn run_on_a_thread(self) -> std::io::Result<RunningWorker> {
+        let (ended, end) = oneshot::channel();
+        let thread = std::thread::Builder::new().name(format!("segue-worker-{}", self.index)).spawn(move || {
+            let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default());
+            match runtime {
+                Ok(runtime) => runtime.block_on(self.run()),
+                Err(error) => tracing::error!(%error, "worker cannot start"),
+            }
+            let _ = ended.send(());
+        })?;
+        Ok(RunningWorker { end, thread: Some(thread) })
+    }
+
+    /// Starts it as a task of the caller's thread.
+    #[cfg(feature = "fuzzing")]
+    pub(super) fn run_here(self) -> RunningWorker {
+        let (ended, end) = oneshot::channel();
+        tokio::task::spawn_local(async move {
+            self.run().await;
+            let _ = ended.send(());
+        });
+        RunningWorker { end, thread: None }
+    }
+
     /// Serves until the server stops and everything in flight has ended, or its deadline has passed.
     pub(super) async fn run(self) {
         let forward = self.keyspaces.data_path(self.index);

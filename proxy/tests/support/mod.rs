@@ -16,6 +16,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use segue_coordination::router::DataPlane;
@@ -313,7 +314,11 @@ impl Fixture {
         let (target, record) = named(&address.to_string(), epoch);
         self.targets.lock().unwrap().insert(partition, (target, record));
         self.table.stop(partition, HoldCause::Handoff);
-        tokio::spawn(settle(self.table.clone(), self.targets.clone(), partition));
+        let mut settled = Box::pin(settle(self.table.clone(), self.targets.clone(), partition));
+        // At once if possible: some tests act in the same moment.
+        if settled.as_mut().now_or_never().is_none() {
+            tokio::spawn(settled);
+        }
     }
 
     /// Holds a partition.

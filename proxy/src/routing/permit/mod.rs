@@ -22,6 +22,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
 
 pub use self::admission::Admission;
+pub(crate) use self::early::EarlyRequest;
 pub(crate) use self::keyless::KeylessPermit;
 use crate::routing::client_share::ShareGuard;
 use crate::routing::key_limit::KeyShare;
@@ -42,10 +43,6 @@ pub struct TableHandle {
 struct Inner {
     table: Arc<Table>,
     index: usize,
-    /// Number of requests that wait because the number of partitions is not known yet.
-    early: Cell<usize>,
-    /// Lets these requests in one by one, in the order in which they came.
-    turn: tokio::sync::Mutex<()>,
     last_arrival: Cell<u64>,
 }
 
@@ -62,26 +59,11 @@ impl Inner {
 impl Table {
     /// Returns the access of worker number `index`. To be made on that worker's thread.
     pub fn worker(self: &Arc<Self>, index: usize) -> TableHandle {
-        TableHandle {
-            inner: Rc::new(Inner {
-                table: self.clone(),
-                index,
-                early: Cell::new(0),
-                turn: tokio::sync::Mutex::new(()),
-                last_arrival: Cell::new(0),
-            }),
-        }
+        TableHandle { inner: Rc::new(Inner { table: self.clone(), index, last_arrival: Cell::new(0) }) }
     }
 }
 
 impl TableHandle {
-    /// Returns the number of partitions, or 0 if a request has to wait for it: it has not been read from the store yet, or
-    /// earlier requests still wait.
-    #[inline]
-    pub(crate) fn partitions_at_once(&self) -> u32 {
-        if self.inner.early.get() == 0 { self.partitions() } else { 0 }
-    }
-
     /// Returns the number of partitions, 0 until it has been read from the store.
     #[inline]
     pub fn partitions(&self) -> u32 {
@@ -127,8 +109,20 @@ impl TableHandle {
         bytes: usize,
         now: Instant,
     ) -> Result<Admission, AdmissionError> {
+        let arrival = self.inner.arrival(self.inner.table.nanos(now));
+        self.enter_as_of(arrival, partition, order, bytes, now)
+    }
+
+    #[inline]
+    fn enter_as_of(
+        &self,
+        arrival: Arrival,
+        partition: PartitionId,
+        order: Option<u64>,
+        bytes: usize,
+        now: Instant,
+    ) -> Result<Admission, AdmissionError> {
         let at = self.inner.table.nanos(now);
-        let arrival = self.inner.arrival(at);
         let request = ArrivingRequest {
             worker: self.clone(),
             partition,

@@ -110,6 +110,7 @@ impl Table {
         let closed = guard.get_or_insert_with(|| Box::new(ClosedGate::new(HoldCause::NoOwner)));
         let gate = cell.gate.position();
         if gate == GateState::Flushing
+            && !self.has_early()
             && self.may_pass(cell.slot.load(Relaxed), now)
             && closed.state.start_at_once(gate, position)
         {

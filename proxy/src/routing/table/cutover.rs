@@ -110,10 +110,10 @@ impl Table {
         self.flush(partition, cell, closed);
     }
 
-    /// Starts the requests that may start, and opens the gate once none waits.
+    /// Starts the requests that may start, and opens the gate once none waits and no early one has still to enter.
     pub(super) fn flush(&self, partition: PartitionId, cell: &Cell, closed: &mut ClosedGate) {
         let gate = cell.gate.position();
-        if gate != GateState::Flushing {
+        if gate != GateState::Flushing || self.has_early() {
             return;
         }
         let before = closed.state.stash().bytes();
@@ -190,6 +190,7 @@ impl Table {
     /// Refuses all requests that wait, and those that would have to wait from here on.
     pub fn shut_down(&self) {
         self.shutting_down.store(true, Relaxed);
+        self.known.cancel();
         for partition in PartitionId::all(self.partitions()) {
             if let Some(closed) = Self::lock(self.cell(partition)).as_mut() {
                 self.stashed_bytes.fetch_sub(closed.state.stash().bytes(), Relaxed);

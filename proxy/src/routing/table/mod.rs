@@ -3,7 +3,8 @@
 //! The request path reads it without a lock; `data_plane` changes it as the protocol says. It is a dense array by partition
 //! number with a cache line for each partition, and each worker has counters of its own.
 //! Elsewhere: the data (`state`), what the control side does (`cutover`), what requests do (`admission`), what is known of
-//! a closed gate (`hold`), the exchanges that last (`lasting`, `lists`), and the most frequent keys (`hot_keys`).
+//! a closed gate (`hold`), the requests that come before the number of partitions (`early`), the exchanges that last (`lasting`,
+//! `lists`), and the most frequent keys (`hot_keys`).
 //!
 //! # Invariants
 //!
@@ -15,6 +16,7 @@
 mod admission;
 mod bounce;
 mod cutover;
+mod early;
 mod hold;
 mod hot_keys;
 mod key_counts;

@@ -8,7 +8,7 @@
 //! * The lease is trusted only as long as both of its clocks agree.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -68,7 +68,11 @@ pub(crate) struct PartitionSnapshot {
 /// The routing table of one router, shared by its workers.
 pub struct Table {
     pub(super) cells: Segments<Cell>,
-    pub(super) partitions: AtomicU32,
+    pub(in crate::routing) partitions: AtomicU32,
+    /// Cancelled once the number of partitions is known, or the router shuts down.
+    pub(in crate::routing) known: CancellationToken,
+    /// Number of requests that came before and have not entered yet.
+    pub(super) early: AtomicUsize,
     pub(super) inside: Vec<Segments<Inside>>,
     /// For each worker, its exchanges that last.
     pub(super) lasting: Vec<Mutex<LastingExchanges>>,
@@ -121,6 +125,8 @@ impl Table {
         let table = Arc::new(Table {
             cells: Segments::new(),
             partitions: AtomicU32::new(0),
+            known: CancellationToken::new(),
+            early: AtomicUsize::new(0),
             inside: (0..workers).map(|_| Segments::new()).collect(),
             lasting: (0..workers).map(|_| Mutex::default()).collect(),
             key_counts: KeyCounts::new(workers),
@@ -156,7 +162,11 @@ impl Table {
     pub fn set_partitions(&self, partitions: u32) {
         self.cells.grow(partitions);
         self.inside.iter().for_each(|inside| inside.grow(partitions));
-        self.partitions.fetch_max(partitions, Release);
+        // In one order with the counts of early requests.
+        self.partitions.fetch_max(partitions, SeqCst);
+        if partitions > 0 {
+            self.known.cancel();
+        }
     }
 
     /// Allows new requests until then, on the clock of [`lease_now`]. Afterwards only requests to pods that are safe without

@@ -28,6 +28,7 @@
 //! | severing cancels the tokens before it counts itself | both of `severing` |
 //! | a refused request is placed by its return | `returning::refused_requests_…` |
 //! | the count of partitions is read with `Relaxed` | `growing::a_partition_that_counts_is_there` |
+//! | a flush does not wait for early requests | `growing::a_request_that_comes_before_…` |
 
 mod cutover;
 mod gate;
@@ -41,7 +42,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use loom::future::block_on;
-use loom::thread::{JoinHandle, spawn};
+use loom::thread::{JoinHandle, spawn, yield_now};
 use segue_protocol::handoff::router::HoldCause;
 use segue_protocol::ids::{Incarnation, PartitionId};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -212,7 +213,12 @@ impl Client {
 
     /// Takes the request through the gate, waiting if it has to.
     fn permit(&self, number: u32) -> Passed {
-        let permit = match self.enter(number).unwrap() {
+        self.admitted(self.enter(number).unwrap())
+    }
+
+    /// Waits for a request's turn if it has to.
+    fn admitted(&self, admission: Admission) -> Passed {
+        let permit = match admission {
             Admission::Admitted(permit) => permit,
             Admission::Queued(queued) => block_on(queued).unwrap(),
         };
