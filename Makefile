@@ -81,6 +81,11 @@ simulate: setup-build ## Simulate whole clusters under random faults, SEEDS of t
 	$(BUILD)
 	@target/debug/segue-simulation --seeds $(SEEDS) $(ARGS)
 
+.PHONY: data-path
+data-path: setup-build ## Play the router's data path under random clients, pods and moves, SEEDS of them (ARGS="--seed N": replay one)
+	$(BUILD)
+	@target/debug/segue-simulation --data-path --seeds $(SEEDS) $(ARGS)
+
 .PHONY: loom
 loom: setup-build ## Every interleaving of gate, stash and table, and of the pod's ownership (ARGS=gate: the models of that name)
 	@$(CARGO) test --workspace --locked --no-run --test loom
@@ -128,7 +133,7 @@ page: setup-build setup-etcd setup-browser ## The live page in a real Chromium, 
 	@.tools/browser/bin/python tests/page/run.py --segue target/debug/segue $(ARGS)
 
 .PHONY: deploy-check
-deploy-check: setup-build setup-etcd setup-deploy ## What deploy/ offers: dashboard and alerts with a real Prometheus, manifests against Kubernetes' schemas
+deploy-check: setup-build setup-etcd setup-deploy $(if $(ARGS),$(if $(findstring composed,$(ARGS)),setup-compose),setup-compose) ## What deploy/ offers: dashboard and alerts with a real Prometheus, manifests against Kubernetes' schemas
 	$(BUILD)
 	@.tools/deploy/bin/python tests/deploy/run.py --segue target/debug/segue $(ARGS)
 

@@ -35,8 +35,8 @@ struct Inner {
     missing: BTreeMap<PartitionId, (String, Revision)>,
     /// The epochs of the handoffs that came back when the store went back: those may flip again.
     again: BTreeMap<PartitionId, Epoch>,
-    /// The store as it was when it went back last.
-    lost: Option<View>,
+    /// The store as it was when it went back last, and the revision that it went back to.
+    lost: Option<(View, Revision)>,
     causes: Causes,
 }
 
@@ -98,7 +98,8 @@ impl Contract {
         let mut inner = self.lock();
         inner.known = snapshot.entries.iter().map(|entry| (entry.key.clone(), entry.mod_revision)).collect();
         let view = View::from_snapshot(inner.view.keys().clone(), snapshot);
-        inner.lost = Some(std::mem::replace(&mut inner.view, view));
+        let back_to = view.revision;
+        inner.lost = Some((std::mem::replace(&mut inner.view, view), back_to));
         inner.again = inner.view.handoffs.iter().map(|(partition, it)| (*partition, it.value.epoch)).collect();
         inner.missing.clear();
         inner.causes.begin_anew();
@@ -157,7 +158,10 @@ impl Contract {
             self.trace.seen("an assignment round closed");
         }
         let breaches = match &inner.lost {
-            Some(lost) => segue_contract::breaches(&with_lost_acks(before, lost), &with_lost_acks(after, lost)),
+            Some((lost, back_to)) => {
+                let [before, after] = [before, after].map(|view| with_what_was_lost(view, lost, *back_to));
+                segue_contract::breaches(&before, &after)
+            }
             None => segue_contract::breaches(before, after),
         };
         for breach in breaches {
@@ -242,10 +246,15 @@ fn authority(view: &View) -> Revision {
     leader.or(view.rounds.current.as_ref().map(|round| round.mod_revision)).unwrap_or(Revision::ZERO)
 }
 
-/// Returns the view with the acks that went with the store, for handoffs and lives that have come back: what a participant has
-/// done stays done, and a transaction that relies on it may be under way.
-fn with_lost_acks(view: &View, lost: &View) -> View {
+/// Returns the view without the routers whose lives had ended when the store went back to this revision, and with the acks that
+/// went with it, for handoffs and lives that have come back. What is over or done stays so, and a transaction that relies on it
+/// may be under way.
+fn with_what_was_lost(view: &View, lost: &View, back_to: Revision) -> View {
     let mut view = view.clone();
+    let is_over = |name: &String, life: Revision| {
+        life <= back_to && lost.routers.get(name).is_none_or(|it| it.create_revision != life)
+    };
+    view.routers.retain(|name, router| !is_over(name, router.create_revision));
     for (partition, lost_acks) in &lost.acks {
         let Some(id) = view.handoffs.get(partition).map(Versioned::id) else { continue };
         let life = |view: &View, who: &str| {

@@ -3,7 +3,7 @@
 //! Coordinators, routers and pods run production's code over the embedded store. Simulated are the clock, the sockets,
 //! the links to the store, the writers in the pods, and the faults. Each event is checked against the invariants of the
 //! protocol. A seed repeats its history to the microsecond. A process takes part in up to three keyspaces under one
-//! lease.
+//! lease. The data path is also played alone, over real sockets (`data_path`).
 //!
 //! ```text
 //! clients ─► router (table, control side) ─ exchange ─► pod (ownership layer ─ writer ─► log)
@@ -17,6 +17,7 @@ mod causes;
 mod client;
 mod cluster;
 mod contract;
+mod data_path;
 mod exchange;
 mod fault;
 mod faults;
@@ -38,6 +39,7 @@ mod sweep;
 mod trace;
 mod world;
 
+pub use data_path::{DataPathOutcome, DataPathTotal, run_data_path, sweep_data_path};
 pub use large::{Size, Step, run_large};
 pub use run::{Outcome, Scenario, run};
 pub use sabotage::Sabotage;

@@ -3,14 +3,16 @@
 
 use std::fs;
 use std::io::IsTerminal as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread::available_parallelism;
 use std::time::Instant;
 
 use anyhow::{Context as _, bail};
 use clap::Parser;
-use segue_simulation::{Sabotage, Scenario, Size, Step, Sweep, regressions, run, run_large};
+use segue_simulation::{
+    Sabotage, Scenario, Size, Step, Sweep, regressions, run, run_data_path, run_large, sweep_data_path,
+};
 
 /// Simulates whole clusters under random faults: coordinators, routers, pods and clients in one thread, a simulated clock
 /// and network, every choice from a seed.
@@ -45,6 +47,10 @@ struct Arguments {
     #[arg(long)]
     check_determinism: bool,
 
+    /// Run the data path alone, over real sockets, in place of whole clusters.
+    #[arg(long, conflicts_with_all = ["routers", "sabotage", "check_determinism"])]
+    data_path: bool,
+
     /// Instead of seeds: a site with this many routers, without faults, and what its moves cost.
     #[arg(long)]
     routers: Option<u64>,
@@ -69,6 +75,9 @@ struct Arguments {
 fn main() -> anyhow::Result<ExitCode> {
     let arguments = Arguments::parse();
     let jobs = arguments.jobs.unwrap_or_else(|| available_parallelism().map_or(1, usize::from)).max(1);
+    if arguments.data_path {
+        return data_path(&arguments, jobs);
+    }
     let sabotage = match arguments.sabotage.as_deref() {
         None => None,
         Some("list") => {
@@ -126,6 +135,24 @@ fn main() -> anyhow::Result<ExitCode> {
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
+/// Runs the data path alone.
+fn data_path(arguments: &Arguments, jobs: usize) -> anyhow::Result<ExitCode> {
+    if let Some(seed) = arguments.seed {
+        let outcome = run_data_path(seed, true).context("cannot run")?;
+        write_history(&outcome.lines, arguments.trace.as_deref())?;
+        for violation in &outcome.violations {
+            eprintln!("{violation}");
+        }
+        return Ok(if outcome.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    }
+    let total = sweep_data_path(arguments.from, arguments.seeds, jobs).context("cannot run")?;
+    for (seed, violation) in &total.violations {
+        eprintln!("seed {seed}: {violation}");
+    }
+    println!("{total}");
+    Ok(if total.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
 /// Plays the steps of a site of this size and tells what they took.
 fn play_large(size: Size) -> anyhow::Result<ExitCode> {
     let Size { keyspaces, routers, pods, partitions } = size;
@@ -144,14 +171,22 @@ fn play_large(size: Size) -> anyhow::Result<ExitCode> {
     Ok(if violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs one seed and tells its history.
-fn replay(seed: u64, sabotage: Option<Sabotage>, file: Option<&std::path::Path>) -> anyhow::Result<ExitCode> {
-    let outcome = run(Scenario { seed, sabotage, keeps_lines: true }).context("cannot make a runtime")?;
-    let history = outcome.lines.join("\n");
+/// Writes the history of a seed to this file, or prints it.
+fn write_history(lines: &[String], file: Option<&Path>) -> anyhow::Result<()> {
+    let history = lines.join("\n");
     match file {
-        Some(path) => fs::write(path, history + "\n").with_context(|| format!("cannot write {}", path.display()))?,
-        None => println!("{history}"),
+        Some(path) => fs::write(path, history + "\n").with_context(|| format!("cannot write {}", path.display())),
+        None => {
+            println!("{history}");
+            Ok(())
+        }
     }
+}
+
+/// Runs one seed and tells its history.
+fn replay(seed: u64, sabotage: Option<Sabotage>, file: Option<&Path>) -> anyhow::Result<ExitCode> {
+    let outcome = run(Scenario { seed, sabotage, keeps_lines: true }).context("cannot make a runtime")?;
+    write_history(&outcome.lines, file)?;
     for why in regressions().iter().filter(|known| known.seed == seed) {
         eprintln!("seed {seed} is kept because: {}", why.why);
     }
@@ -188,5 +223,6 @@ fn try_each(arguments: &Arguments, jobs: usize) -> ExitCode {
             }
         }
     }
+    println!("simulate: sabotages={} caught={}", Sabotage::ALL.len(), Sabotage::ALL.len() - missed);
     if missed > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
