@@ -9,9 +9,8 @@ FROM rust:1.95-bookworm AS chef
 RUN apt-get update \
  && apt-get install -y --no-install-recommends libprotobuf-dev protobuf-compiler python3 \
  && rm -rf /var/lib/apt/lists/*
-# cargo-auditable puts the list of the crates into the binary, where scanners of images look for it. Both tools only start
-# compilers, so an optimised build of them would be wasted.
-RUN cargo install --locked --debug cargo-chef@0.1.78 cargo-auditable@0.7.7
+# cargo-chef only starts compilers, so an optimised build of it would be wasted.
+RUN cargo install --locked --debug cargo-chef@0.1.78
 WORKDIR /segue
 
 FROM chef AS recipe
@@ -19,22 +18,24 @@ COPY . .
 RUN cargo chef prepare
 
 FROM chef AS build
-# Function names are kept for backtraces. Debug information is removed.
-ENV CARGO_PROFILE_RELEASE_DEBUG=none CARGO_PROFILE_RELEASE_STRIP=debuginfo
 COPY --from=recipe /segue/recipe.json .
-RUN cargo chef cook --release --locked --bin segue
+COPY deploy/pgo deploy/pgo
+COPY scripts/release scripts/
+RUN scripts/release cargo chef cook
 COPY . .
 # For segue_build_info: docker build --build-arg REVISION=$(git rev-parse HEAD) .
 ARG REVISION=unknown
 ENV SEGUE_REVISION=$REVISION
 # Another value compiles the crates of the workspace once more. The test of the image compares the layers of both builds.
 ARG BUILD=1
-RUN cargo auditable build --release --locked --bin segue
+RUN scripts/release
 # The time of all files and of the bill of materials: docker build --build-arg SOURCE_DATE_EPOCH=$(git log -1 --format=%ct) .
 ARG SOURCE_DATE_EPOCH=0
-# The image's file system: the binary, the libraries that it loads, its user, the licences, and the bill of materials.
+# The image's file system: the binary, the libraries that it loads, its user, the licences, and the bill of materials. Function
+# names are kept for backtraces.
 RUN mkdir -p /image/usr/local/bin /image/etc /image/usr/share/doc/segue \
  && cp target/release/segue /image/usr/local/bin/ \
+ && strip --strip-debug /image/usr/local/bin/segue \
  && ldd target/release/segue | grep -o '/[^ ]*' | xargs cp --parents --dereference --target-directory /image \
  && cp --parents /usr/share/doc/libc6/copyright /usr/share/doc/libgcc-s1/copyright /image \
  && cp LICENSE /image/usr/share/doc/segue/copyright \

