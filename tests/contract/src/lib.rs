@@ -72,9 +72,12 @@ fn assigned(before: &View, after: &View, was: Option<&Assignment>, new: &Assignm
         (it.value.epoch, &it.value.new_owner, it.value.new_incarnation) == (*epoch, owner, *incarnation)
     };
     // A partition that had no owner may be assigned to a pod that has nothing to warm.
-    let pod = after.pods.get(owner).filter(|pod| pod.incarnation() == *incarnation);
-    let is_first = was.is_none() && !before.handoffs.contains_key(partition);
-    if is_first && pod.is_some_and(|pod| pod.value.nothing_to_warm) {
+    let may_be_first = match after.life(owner, *incarnation) {
+        PodLife::Registered(pod) | PodLife::Leaseless(pod) => pod.nothing_to_warm,
+        PodLife::Unreadable => true,
+        PodLife::Over => false,
+    };
+    if was.is_none() && !before.handoffs.contains_key(partition) && may_be_first {
         return;
     }
     let Some(handoff) = before.handoffs.get(partition).filter(fits) else {
@@ -94,12 +97,15 @@ fn assigned(before: &View, after: &View, was: Option<&Assignment>, new: &Assignm
     if before.live_old_owner(record).is_some_and(|old| old.capabilities.drained) && lacks(old, PodAckKind::Drained) {
         found.push(breach("quorum", format!("{subject} although {old} had not ended")));
     }
-    match after.live_new_owner(record) {
-        None => found.push(breach("handoff", format!("{subject} although that life of it was over"))),
-        Some(pod) if pod.capabilities.sync && lacks(owner, PodAckKind::Synced) => {
+    match after.life(owner, *incarnation) {
+        PodLife::Over => found.push(breach("handoff", format!("{subject} although that life of it was over"))),
+        PodLife::Registered(pod) | PodLife::Leaseless(pod)
+            if pod.capabilities.sync && lacks(owner, PodAckKind::Synced) =>
+        {
             found.push(breach("quorum", format!("{subject} without having read the tail")));
         }
-        Some(_) => {}
+        // Somebody may have garbled the registration since the flip was decided; the pod lives all the same.
+        PodLife::Registered(_) | PodLife::Leaseless(_) | PodLife::Unreadable => {}
     }
 }
 

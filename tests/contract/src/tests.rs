@@ -130,6 +130,20 @@ fn a_flip_that_skips_a_phase_needs_the_drains_all_the_same() {
 }
 
 #[test]
+fn an_owner_whose_registration_is_garbled_lives_and_one_without_registration_does_not() {
+    let mut fixture = Fixture::moving();
+    fixture.up_to_the_flip("");
+    let mut gone = fixture.clone();
+    fixture.change("pods/new", "no JSON");
+    assert_eq!(fixture.put("assignments/3", Fixture::FLIP), [""; 0]);
+    let first = r#"{"partition":4,"owner":"new","incarnation":4,"epoch":8}"#;
+    assert_eq!(fixture.put("assignments/4", first), [""; 0]);
+    gone.delete("pods/new");
+    assert!(gone.clone().put("assignments/3", Fixture::FLIP)[0].contains("although that life of it was over"));
+    assert!(gone.put("assignments/4", first)[0].contains("without a handoff"));
+}
+
+#[test]
 fn a_first_owner_needs_no_handoff_if_it_has_nothing_to_warm() {
     let mut fixture = Fixture::moving();
     let assigned =
