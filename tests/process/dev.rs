@@ -106,7 +106,7 @@ fn a_site_answers_and_what_it_says_can_be_tried_works_as_it_stands() {
     let mut site = DevSite::start(&[], &FILES);
     let answer = || Request::get("/42").send(site.router);
     assert_eq!(answer().map(|it| (it.status, it.body)), Some((200, "Ann\n".to_owned())), "{}", site.process.output());
-    // On a slow machine it says what can be tried before all copies are ready.
+    // On a slow machine the site says what can be tried before all copies are ready.
     until("readiness", || is_ready(site.admin));
     assert!(get(site.admin, "/").unwrap().1.contains("<title>Segue</title>"));
     assert_eq!(site.try_with("curl"), format!("curl http://{}/42", site.router));

@@ -104,7 +104,7 @@ fn assigned(before: &View, after: &View, was: Option<&Assignment>, new: &Assignm
         {
             found.push(breach("quorum", format!("{subject} without having read the tail")));
         }
-        // Somebody may have garbled the registration since the flip was decided; the pod lives all the same.
+        // A registration that was garbled after the flip was decided belongs to a pod that lives.
         PodLife::Registered(_) | PodLife::Leaseless(_) | PodLife::Unreadable => {}
     }
 }

@@ -1,4 +1,4 @@
-//! What the parts of a run share: the scenario, who owns which partition, and the history of each request.
+//! State that the parts of a run share: the scenario, the owners of partitions, and the history of each request.
 //!
 //! # Invariants
 //!
@@ -73,7 +73,7 @@ impl Scenario {
     }
 }
 
-/// Who owns a partition, and since which epoch.
+/// The owner of a partition, and its epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Owner {
     pub(super) pod: usize,
@@ -113,7 +113,7 @@ pub(super) struct Request {
     pub(super) is_at_work: bool,
     /// How often a pod of its own has refused it.
     pub(super) refusals: u32,
-    /// What pods have done to it that may cost it its response.
+    /// A deed of a pod that may cost it its response.
     pub(super) fault: Option<&'static str>,
     pub(super) ended: Option<(Duration, Outcome)>,
 }
@@ -247,7 +247,7 @@ impl World {
             request.is_at_work = is_owner;
         });
         self.note(|| format!("pod {pod} gets {id} of partition {partition} with epoch {epoch}"));
-        // What was severed may still be on its way.
+        // A severed request may still be on its way.
         if !is_owner && !self.severed.borrow().contains(&(partition, epoch)) {
             self.violated(format!("{id} reached pod {pod} with epoch {epoch}, while the owner was {owner:?}"));
         }
@@ -309,7 +309,7 @@ impl World {
     pub(super) fn was_severed(&self, request: &Request) -> bool {
         let severed = self.severed.borrow();
         let mut of_partition = severed.iter().filter(|(partition, _)| *partition == request.partition);
-        // What no pod has seen may have been on its way.
+        // A request that no pod has seen may have been on its way.
         of_partition.any(|(_, epoch)| request.epochs.is_empty() || request.epochs.contains(epoch))
     }
 }
