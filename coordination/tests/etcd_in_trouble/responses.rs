@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store, StoreError, StoreErrorKind};
 use segue_protocol::ids::{LeaseId, Revision};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::scripted::{Empty, Event, KeyValue, Renewed, Reply, Scripted, UNAVAILABLE, Watched, header, one};
 use super::{all, put};
@@ -161,4 +161,70 @@ async fn a_read_that_a_member_fails_goes_to_the_next_one_and_a_write_does_not() 
     }
     assert_eq!(writes.load(Ordering::Relaxed), 16, "a write is sent once");
     assert!(failed > 0, "no store of 16 began at the first endpoint");
+}
+
+/// Starts an etcd that answers reads alone, and a store of it whose calls may take so long.
+async fn answers_reads_alone(request_timeout: Duration) -> (Scripted, EtcdStore) {
+    let etcd = Scripted::start(|method| async move {
+        match &*method {
+            "Range" => one(&Empty { header: header(7, 5) }),
+            _ => std::future::pending().await,
+        }
+    });
+    let etcd = etcd.await;
+    let store = EtcdStore::connect(EtcdOptions { request_timeout, ..EtcdOptions::new([etcd.endpoint.clone()]) });
+    (etcd, store.unwrap())
+}
+
+#[tokio::test]
+async fn a_write_without_a_response_costs_no_connection_while_reads_get_theirs() {
+    let timeout = Duration::from_millis(300);
+    loop {
+        let (etcd, store) = answers_reads_alone(timeout).await;
+        let sent = Instant::now();
+        let write = tokio::spawn({
+            let store = store.clone();
+            async move { (store.commit(put("/segue/a")).await, Instant::now()) }
+        });
+        let mut reads = Vec::new();
+        while !write.is_finished() {
+            let asked = Instant::now();
+            store.snapshot(&all()).await.unwrap();
+            reads.push((asked, Instant::now()));
+        }
+        let (result, ended) = write.await.unwrap();
+        assert!(matches!(result, Err(StoreError::Unavailable(_))), "{result:?}");
+        // On a machine that stood still perhaps no read was answered in the second half of the wait.
+        let in_second_half =
+            |(asked, answered): &(Instant, Instant)| *asked >= ended - timeout / 2 && *answered <= sent + timeout;
+        if reads.iter().any(in_second_half) {
+            assert_eq!(etcd.connections.load(Ordering::Relaxed), 1);
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_second_renewal_without_a_response_costs_the_connection_although_reads_get_theirs() {
+    let lease = LeaseId::new(1);
+    loop {
+        let (etcd, store) = answers_reads_alone(TEST_TIMEOUT).await;
+        let mut reads_were_late = false;
+        for connections in [1, 2] {
+            let sent = Instant::now();
+            let mut renewal = store.keep_alive(lease);
+            assert!(timeout(Duration::from_millis(50), &mut renewal).await.is_err());
+            let asked = Instant::now();
+            store.snapshot(&all()).await.unwrap();
+            drop(renewal);
+            reads_were_late |= asked.elapsed() >= asked - sent;
+            store.snapshot(&all()).await.unwrap();
+            if !reads_were_late {
+                assert_eq!(etcd.connections.load(Ordering::Relaxed), connections);
+            }
+        }
+        if !reads_were_late {
+            return;
+        }
+    }
 }

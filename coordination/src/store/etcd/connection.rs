@@ -203,7 +203,7 @@ impl Connections {
             biased;
             response = timeout_at(deadline, call(Arc::clone(connection))) => match response {
                 Ok(response) => response.map_err(EtcdFailure::of)?,
-                Err(_) => return Err(EtcdFailure::Broken(self.silence().into())),
+                Err(_) => return Err(self.unanswered(connection, asked)),
             },
             // Another call has noticed first. Waiting for the deadline would use up the time that a participant can
             // be without sight of the store.
@@ -216,7 +216,20 @@ impl Connections {
             seen.admit(header.cluster_id()).map_err(EtcdFailure::Broken)?;
             seen.record(header, T::OF_QUORUM, asked);
         }
+        if T::OF_QUORUM {
+            connection.liveness().is_in_step(Instant::now());
+        }
         Ok(response)
+    }
+
+    /// Returns what the silence of a member about a call means.
+    fn unanswered(&self, connection: &EtcdConnection, asked: Instant) -> EtcdFailure {
+        let silence = self.silence();
+        if connection.liveness().is_gone(asked, Instant::now()) {
+            EtcdFailure::Broken(silence.into())
+        } else {
+            EtcdFailure::Answered(StoreError::Unavailable(format!("{silence}, and to other calls later").into()))
+        }
     }
 
     /// Returns the URL of a connection's endpoint.

@@ -6,6 +6,7 @@
 //!
 //! * A connection that is returned has responded.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use etcd_client::{
@@ -16,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::EtcdOptions;
 use super::failure::EtcdFailure;
+use super::liveness::Liveness;
 use super::tls::TlsFiles;
 use super::token::CurrentToken;
 use crate::store::StoreError;
@@ -30,7 +32,6 @@ const PING_TIMEOUT: Duration = Duration::from_secs(3);
 const MAX_RESPONSE_BYTES: usize = 1 << 30;
 
 /// One connection.
-#[derive(Clone)]
 pub(super) struct EtcdConnection {
     pub(super) kv: KvClient,
     pub(super) watch: WatchClient,
@@ -41,6 +42,14 @@ pub(super) struct EtcdConnection {
     /// Cancelled when the connection has become useless. Its watches end then. On a dead connection they would only be
     /// silent, and a lease that is kept alive over the next connection would keep a deaf participant registered.
     pub(super) broken: CancellationToken,
+    liveness: Mutex<Liveness>,
+}
+
+impl EtcdConnection {
+    /// Returns what is known of the member.
+    pub(super) fn liveness(&self) -> MutexGuard<'_, Liveness> {
+        self.liveness.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// A connection to a member, with what the member says of itself.
@@ -128,6 +137,7 @@ impl Endpoints {
             auth: client.auth_client(),
             endpoint,
             broken: self.refused.child_token(),
+            liveness: Mutex::default(),
         };
         Ok(OpenedConnection { connection, cluster, is_learner })
     }

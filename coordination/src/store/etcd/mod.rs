@@ -15,6 +15,8 @@ mod connection;
 mod convert;
 mod endpoints;
 mod failure;
+mod liveness;
+mod renewal;
 mod seen;
 mod tls;
 mod token;
@@ -26,14 +28,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use etcd_client::{Error, GetOptions, LeaseKeepAliveResponse, LeaseKeepAliveStream, LeaseKeeper, ResponseHeader};
+use etcd_client::{GetOptions, LeaseKeepAliveResponse};
 use segue_protocol::ids::{LeaseId, Revision};
 use segue_protocol::txn::{Keys, Snapshot, Txn, TxnOutcome};
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::{Instant, timeout_at};
 
-use self::connection::{Connections, Repeat, Response};
-use self::endpoints::EtcdConnection;
+use self::connection::{Connections, Repeat};
+use self::renewal::{NewRenewalStream, RenewalStream};
 pub use self::tls::{ClientIdentity, EtcdTls};
 pub use self::token::EtcdCredentials;
 use super::batches::batches;
@@ -92,15 +94,6 @@ pub struct EtcdStore {
 }
 
 type KeeperSlot = Arc<AsyncMutex<Option<RenewalStream>>>;
-
-/// A stream of renewals without one in flight. A renewal takes the stream out of its slot, and puts it back with the
-/// response. An abandoned renewal thereby drops its stream. Its late response would otherwise be taken for that of the
-/// next renewal, and the lease be trusted for longer than etcd has said.
-struct RenewalStream {
-    connection: Arc<EtcdConnection>,
-    requests: LeaseKeeper,
-    responses: LeaseKeepAliveStream,
-}
 
 /// The introduction of one endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -164,7 +157,7 @@ impl EtcdStore {
     }
 
     /// Renews over the stream in `slot`, or over a new one. A caller that gives up half-way, because its lease cannot
-    /// wait for the deadline, gives up the connection too: the next renewal goes to another member.
+    /// wait for the deadline, may give up the connection too: see [`renewal`].
     async fn renew(
         &self,
         lease: LeaseId,
@@ -174,11 +167,9 @@ impl EtcdStore {
         if let Some(mut keeper) = slot.take()
             && !keeper.connection.broken.is_cancelled()
         {
-            let unanswered = keeper.connection.broken.clone().drop_guard();
             let Ok(response) = timeout_at(deadline, keeper.renew()).await else {
                 return Err(self.connections.no_response());
             };
-            unanswered.disarm();
             match response {
                 Some(response) if response.ttl() > 0 => return self.count(slot, keeper, &response),
                 Some(_) => return Err(StoreError::LeaseNotFound),
@@ -186,24 +177,10 @@ impl EtcdStore {
                 None => {}
             }
         }
-        let renewed = self.connections.call(deadline, Repeat::AtNextEndpoint, |connection| async move {
-            // This renews as well: etcd-client sends the first request itself and waits for its response.
-            let unanswered = connection.broken.clone().drop_guard();
-            let renewed = connection.lease.clone().keep_alive(lease.get()).await;
-            let renewed = match renewed {
-                Ok((requests, responses)) => {
-                    let mut keeper = RenewalStream { connection, requests, responses };
-                    // The first response's header is known to etcd-client alone.
-                    let response = keeper.renew().await;
-                    response.map(|response| NewRenewalStream { keeper, response }).ok_or_else(stream_ended)
-                }
-                Err(error) => Err(error),
-            };
-            unanswered.disarm();
-            renewed
-        });
-        let NewRenewalStream { keeper, response } = renewed.await?;
-        if response.ttl() > 0 { self.count(slot, keeper, &response) } else { Err(StoreError::LeaseNotFound) }
+        let open = |connection| RenewalStream::open(connection, lease);
+        let NewRenewalStream { stream, response } =
+            self.connections.call(deadline, Repeat::AtNextEndpoint, open).await?;
+        if response.ttl() > 0 { self.count(slot, stream, &response) } else { Err(StoreError::LeaseNotFound) }
     }
 
     /// Keeps the stream whose member has renewed a lease, unless the renewal counts for nothing.
@@ -215,6 +192,7 @@ impl EtcdStore {
     ) -> Result<(), StoreError> {
         match self.connections.deposed(response.header()) {
             None => {
+                keeper.connection.liveness().has_renewed();
                 *slot = Some(keeper);
                 Ok(())
             }
@@ -270,32 +248,6 @@ impl EtcdStore {
     fn keepers(&self) -> MutexGuard<'_, HashMap<LeaseId, KeeperSlot>> {
         self.keepers.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-impl RenewalStream {
-    /// Returns the response to a renewal, with a TTL of 0 if the lease is gone. `None` if the stream has ended.
-    async fn renew(&mut self) -> Option<LeaseKeepAliveResponse> {
-        self.requests.keep_alive().await.ok()?;
-        self.responses.message().await.ok()?
-    }
-}
-
-/// A renewal over a new stream.
-struct NewRenewalStream {
-    keeper: RenewalStream,
-    response: LeaseKeepAliveResponse,
-}
-
-impl Response for NewRenewalStream {
-    const OF_QUORUM: bool = false;
-
-    fn header(&self) -> Option<&ResponseHeader> {
-        self.response.header()
-    }
-}
-
-fn stream_ended() -> Error {
-    Error::LeaseKeepAliveError("the stream of renewals has ended".to_owned())
 }
 
 impl fmt::Debug for EtcdStore {

@@ -21,6 +21,7 @@ use etcd_client::{Event, ResponseHeader, WatchResponse, WatchStream};
 use segue_protocol::ids::Revision;
 use segue_protocol::txn::{Batch, Keys};
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use super::super::StoreError;
 use super::connection::{Connections, Repeat, Response};
@@ -121,6 +122,7 @@ async fn feed(
             connection.broken.cancel();
         }
         let Some(batch) = response? else { continue };
+        watch.connection.liveness().is_in_step(Instant::now());
         next = batch.revision.next();
         match out.try_send(Ok(batch)) {
             Ok(()) => {}
