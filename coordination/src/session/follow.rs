@@ -74,14 +74,10 @@ pub(super) async fn follow(
     }
 }
 
-/// Returns a time between two snapshots that is longer by up to a quarter in a large keyspace: its participants start
-/// together, and are not to read it all together.
-fn spread(interval: Duration) -> Duration {
-    if interval > *RESYNC_INTERVAL.start() {
-        interval + interval / 2 - jitter::shortened(interval / 2)
-    } else {
-        interval
-    }
+/// Returns up to twice this time in a large keyspace, where it is longer than `least`. The participants start together, or
+/// have seen the same change last, and are not to read the keyspace all together.
+fn spread(time: Duration, least: Duration) -> Duration {
+    if time > least { jitter::shortened(time * 2) } else { time }
 }
 
 struct WatcherTask {
@@ -134,7 +130,7 @@ impl WatcherTask {
         self.send(Update::Snapshot(Box::new(view))).await?;
         let mut watch = self.store.watch(&self.followed, seen.next()).await.map_err(Some)?;
         let followed_since = Instant::now();
-        let mut resync_at = followed_since + spread(interval);
+        let mut resync_at = followed_since + spread(interval, *RESYNC_INTERVAL.start());
         loop {
             tokio::select! {
                 biased;
@@ -161,7 +157,7 @@ impl WatcherTask {
                     let grown = self.size.resync_interval();
                     if grown > interval {
                         interval = grown;
-                        resync_at = followed_since + spread(grown);
+                        resync_at = followed_since + spread(grown, *RESYNC_INTERVAL.start());
                         least = self.size.least_patience();
                         self.patience = self.patience.max(least);
                         if resync_at > Instant::now() {
@@ -181,7 +177,7 @@ impl WatcherTask {
         let one = Keys::One(self.keys.config());
         let mut surveyed = seen;
         loop {
-            sleep(self.patience).await;
+            sleep(spread(self.patience, SILENCE_TIMEOUT)).await;
             let survey = match self.store.snapshot(&one).await {
                 Ok(now) if now.revision <= surveyed => continue,
                 Ok(_) => self.store.survey(&self.followed, seen).await,
@@ -373,11 +369,12 @@ mod tests {
         let mut watcher = Watcher::start(store.clone(), keyspace());
         snapshot(&mut watcher).await;
         assert!(timeout(Duration::from_secs(199), watcher.next()).await.is_err(), "20,000 keys at 100 a second");
-        timeout(Duration::from_secs(52), snapshot(&mut watcher)).await.expect("the next snapshot");
+        timeout(Duration::from_secs(202), snapshot(&mut watcher)).await.expect("the next snapshot");
         assert_eq!(snapshots(&store), 2);
-        let times: std::collections::BTreeSet<_> = (0..50).map(|_| spread(Duration::from_secs(200))).collect();
-        assert!(times.len() > 1 && times.iter().all(|time| (200..=250).contains(&time.as_secs())), "{times:?}");
-        assert_eq!(spread(*RESYNC_INTERVAL.start()), *RESYNC_INTERVAL.start());
+        let [least, time] = [60, 200].map(Duration::from_secs);
+        let times: std::collections::BTreeSet<_> = (0..50).map(|_| spread(time, least)).collect();
+        assert!(times.len() > 1 && times.iter().all(|time| (200..=400).contains(&time.as_secs())), "{times:?}");
+        assert_eq!(spread(least, least), least);
     }
 
     #[tokio::test(start_paused = true)]
@@ -412,7 +409,7 @@ mod tests {
             times.insert(reader.await.unwrap().0);
         }
         assert!(
-            times.iter().all(|time| (200..=251).contains(&time.as_secs())),
+            times.iter().all(|time| (200..=401).contains(&time.as_secs())),
             "20,000 keys at 100 a second: {times:?}"
         );
         assert!(times.len() > 1, "all read it at {times:?}");

@@ -4,8 +4,8 @@
 //!
 //! # Invariants
 //!
-//! * All participants of a keyspace together read at most 10,000 keys a second again, unless each then read it less often than
-//!   once an hour.
+//! * All participants of a keyspace together read at most 10,000 keys a second again, and let the store look at 50,000, unless
+//!   each would then do so less often than once an hour.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -20,8 +20,8 @@ pub(super) const RESYNC_INTERVAL: RangeInclusive<Duration> = Duration::from_secs
 /// together would otherwise keep the store busy with snapshots.
 const RESYNC_RATE: usize = 100;
 
-/// The most participants of which each reads at that rate. More of them share what these would read.
-const RESYNC_SHARES: usize = 100;
+/// The most participants of which each reads at these rates. More of them share what these would read.
+const SHARES: usize = 100;
 
 /// Shortest time that a watch may be silent before the store is asked for changes. It doubles, up to the time between two
 /// snapshots, with each snapshot that shows nothing new, and halves with each interval without such a snapshot.
@@ -61,16 +61,20 @@ impl KeyspaceSize {
         })
     }
 
-    /// Returns the time between two snapshots.
+    /// Returns the shortest time between two snapshots.
     pub(super) fn resync_interval(self) -> Duration {
-        let read_by_all = self.keys.saturating_mul(self.participants.max(RESYNC_SHARES));
-        let read_slowly = Duration::from_secs((read_by_all / RESYNC_SHARES / RESYNC_RATE) as u64);
-        read_slowly.clamp(*RESYNC_INTERVAL.start(), *RESYNC_INTERVAL.end())
+        self.read_at(RESYNC_RATE).clamp(*RESYNC_INTERVAL.start(), *RESYNC_INTERVAL.end())
     }
 
     /// Returns the shortest time that a watch may be silent before the store is asked for changes.
     pub(super) fn least_patience(self) -> Duration {
-        SILENCE_TIMEOUT.max(Duration::from_secs((self.keys / SURVEY_RATE) as u64))
+        self.read_at(SURVEY_RATE).clamp(SILENCE_TIMEOUT, *RESYNC_INTERVAL.end())
+    }
+
+    /// Returns how long a participant takes for all keys, if it reads so many a second beside a few others.
+    fn read_at(self, rate: usize) -> Duration {
+        let keys = self.keys.saturating_mul(self.participants.max(SHARES)) / SHARES;
+        Duration::from_secs((keys / rate) as u64)
     }
 }
 
@@ -102,10 +106,9 @@ mod tests {
         assert_eq!([seconds(100, 3), seconds(6_000, 100), seconds(20_000, 3)], [60, 60, 200]);
         assert_eq!([seconds(20_000, 100), seconds(20_000, 200), seconds(2_000, 1_000)], [200, 400, 200]);
         assert_eq!(seconds(usize::MAX, usize::MAX), 3600, "what no watch shows is repaired some day");
-        assert_eq!(
-            [20_000, 100].map(|keys| size(keys, 0).least_patience()),
-            [Duration::from_secs(40), SILENCE_TIMEOUT]
-        );
+        let patience = |keys, participants| size(keys, participants).least_patience().as_secs();
+        assert_eq!([patience(100, 3), patience(20_000, 100), patience(2_000, 1_000)], [5, 40, 40]);
+        assert_eq!(patience(usize::MAX, usize::MAX), 3600);
     }
 
     #[test]
