@@ -16,6 +16,7 @@ use segue_protocol::ids::Incarnation;
 use segue_protocol::keys::Keyspace;
 use segue_protocol::records::PodStatus;
 use tokio::sync::watch;
+use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
@@ -180,6 +181,7 @@ impl PodDriver {
                 next = participant.next(&mut self.work.pod.view) => event = next,
                 Some(ended) = self.work.callbacks.join_next_with_id(), if !self.work.callbacks.is_empty() => {
                     self.work.ended(ended);
+                    self.others_ended().await;
                 }
                 turned = self.service_watch.turned() => match self.service_watch.act(turned, &mut self.work.pod) {
                     Reaction::GoOn => {}
@@ -198,6 +200,14 @@ impl PodDriver {
                 },
                 () = sleep_until(wake) => self.work.due(),
             }
+        }
+    }
+
+    /// Handles the callbacks that end at the same moment as one that has ended. Their acknowledgements share a request.
+    async fn others_ended(&mut self) {
+        yield_now().await;
+        while let Some(ended) = self.work.callbacks.try_join_next_with_id() {
+            self.work.ended(ended);
         }
     }
 

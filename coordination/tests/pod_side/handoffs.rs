@@ -1,5 +1,6 @@
 //! A pod's callbacks and acknowledgements in a handoff, phase by phase.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -7,7 +8,7 @@ use http::Response;
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
 use segue_coordination::pod::{HandlerError, HandoffContext, PodAddress, PodSettings};
-use segue_protocol::ids::{Epoch, HandoffId, PartitionId};
+use segue_protocol::ids::{Epoch, HandoffId, PartitionId, Revision};
 use segue_protocol::records::{Capabilities, Mode, Phase, PodAckKind, encode};
 use segue_protocol::txn::Keys;
 use tokio::sync::mpsc;
@@ -50,6 +51,24 @@ async fn a_first_owner_warms_assigns_itself_and_serves_only_from_then_on() {
     assert_eq!(pod.status_of(P0, 1).await, 200);
     assert_eq!(pod.call().await, Call::Ended("warm", part(1, handoff)));
     assert!(pod.calls.try_recv().is_err(), "nothing else was called");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_callbacks_that_end_together_lead_to_is_written_together() {
+    let (fixture, _) = Fixture::new();
+    let mut pod = Pod::start(&fixture, "w").await;
+    pod.service.let_it("warm", Conduct::Last);
+    for partition in PartitionId::all(4) {
+        fixture.begin(partition, None, &pod, 1).await;
+        pod.call().await;
+    }
+    pod.service.let_it("warm", Conduct::Succeed);
+    for partition in PartitionId::all(4) {
+        fixture.assigned(partition).await;
+    }
+    let view = fixture.view().await;
+    let revisions: BTreeSet<Revision> = view.assignments.values().map(|record| record.mod_revision).collect();
+    assert_eq!((view.assignments.len(), revisions.len()), (4, 1));
 }
 
 #[tokio::test(start_paused = true)]

@@ -79,7 +79,7 @@ mod tests;
 pub use self::actions::{CancelReason, DecidedBackOff, ObservedHandoff, PlannedWrite};
 pub use self::answers::{AnsweredOperation, FailedMove};
 pub use self::assurance::Assurance;
-pub use self::budget::MoveCause;
+pub use self::budget::{MoveCause, moves_go_in_step};
 pub use self::departures::REBIRTH_GRACE;
 pub use self::failures::{FIRST_BACK_OFF, MAX_BACK_OFF};
 pub use self::heartbeats::{HEARTBEAT_INTERVAL, OVERLOADS_BEFORE_MOVE, uses_load};

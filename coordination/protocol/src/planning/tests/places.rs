@@ -50,10 +50,31 @@ fn standing_after(world: &mut World, pod: &str) -> [usize; 2] {
 #[test]
 fn the_more_routers_the_fewer_partitions_are_about_to_move_and_those_that_warm_for_long_do_not_count() {
     let settled = World::settled(policy(128), &["w-0"]);
-    for (routers, at_once) in [(1, 32), (128, 32), (256, 16), (1_024, 4), (8_192, 2)] {
+    for (routers, at_once) in [(1, 32), (128, 32), (512, 16), (2_048, 4), (8_192, 2)] {
         let mut world = settled.clone();
         join_routers(&mut world, routers);
         assert_eq!(standing_after(&mut world, "w-1"), [at_once, 32], "{routers} routers");
+    }
+}
+
+#[test]
+fn with_many_routers_moves_begin_once_half_of_their_places_are_free() {
+    for (routers, begun_after_each) in [(1, [1, 1, 1, 1]), (1_024, [0, 2, 0, 2])] {
+        let mut world = World::settled(policy(32), &["w-0"]);
+        join_routers(&mut world, routers);
+        (world.policy.max_concurrent_handoffs, world.policy.max_warming_per_pod) = (8, 64);
+        world.join_pod("w-1");
+        assert_eq!(all_begun(&world.wait(secs(2))).len(), 4, "{routers} routers");
+        while world.view().handoffs.values().any(|handoff| handoff.value.phase == Phase::Warming) {
+            world.participate_all();
+        }
+        world.lead();
+        let moving: Vec<PartitionId> = world.view().handoffs.keys().copied().collect();
+        let after_each = moving.into_iter().map(|partition| {
+            while world.participate(partition) {}
+            begun(&world.lead()).len()
+        });
+        assert_eq!(after_each.collect::<Vec<_>>(), begun_after_each, "{routers} routers");
     }
 }
 
@@ -68,7 +89,7 @@ fn first_placements_take_all_places_however_many_routers_there_are() {
 #[test]
 fn of_a_dead_owner_twice_as_many_partitions_are_about_to_move() {
     let mut world = World::settled(policy(128), &["w-0", "w-1"]);
-    join_routers(&mut world, 1_024);
+    join_routers(&mut world, 2_048);
     world.policy.max_warming_per_pod = 64;
     world.silent.insert("w-0".to_owned());
     world.kill_pod("w-1");
