@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use segue_protocol::ids::Incarnation;
 use segue_protocol::keys::Keyspace;
+use segue_protocol::planning::moves_go_in_step;
 use segue_protocol::records::PodStatus;
 use tokio::sync::watch;
 use tokio::task::yield_now;
@@ -181,7 +182,9 @@ impl PodDriver {
                 next = participant.next(&mut self.work.pod.view) => event = next,
                 Some(ended) = self.work.callbacks.join_next_with_id(), if !self.work.callbacks.is_empty() => {
                     self.work.ended(ended);
-                    self.others_ended().await;
+                    if moves_go_in_step(&self.work.pod.view) {
+                        self.others_ended().await;
+                    }
                 }
                 turned = self.service_watch.turned() => match self.service_watch.act(turned, &mut self.work.pod) {
                     Reaction::GoOn => {}

@@ -9,8 +9,8 @@ use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
 use segue_coordination::pod::{HandlerError, HandoffContext, PodAddress, PodSettings};
 use segue_protocol::ids::{Epoch, HandoffId, PartitionId, Revision};
-use segue_protocol::records::{Capabilities, Mode, Phase, PodAckKind, encode};
-use segue_protocol::txn::Keys;
+use segue_protocol::records::{Capabilities, Mode, Phase, PodAckKind, RouterRecord, encode};
+use segue_protocol::txn::{Keys, Op};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
@@ -54,21 +54,28 @@ async fn a_first_owner_warms_assigns_itself_and_serves_only_from_then_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_callbacks_that_end_together_lead_to_is_written_together() {
-    let (fixture, _) = Fixture::new();
-    let mut pod = Pod::start(&fixture, "w").await;
-    pod.service.let_it("warm", Conduct::Last);
-    for partition in PartitionId::all(4) {
-        fixture.begin(partition, None, &pod, 1).await;
-        pod.call().await;
+async fn with_many_routers_callbacks_that_end_together_lead_to_one_write() {
+    for (routers, writes) in [(1, 4), (200, 1)] {
+        let (fixture, _) = Fixture::new();
+        for number in 0..routers {
+            let name = format!("r-{number}");
+            let register = Op::put(fixture.keys.router(&name), encode(&RouterRecord::new(&name)));
+            fixture.commit(vec![], vec![register]).await;
+        }
+        let mut pod = Pod::start(&fixture, "w").await;
+        pod.service.let_it("warm", Conduct::Last);
+        for partition in PartitionId::all(4) {
+            fixture.begin(partition, None, &pod, 1).await;
+            pod.call().await;
+        }
+        pod.service.let_it("warm", Conduct::Succeed);
+        for partition in PartitionId::all(4) {
+            fixture.assigned(partition).await;
+        }
+        let view = fixture.view().await;
+        let revisions: BTreeSet<Revision> = view.assignments.values().map(|record| record.mod_revision).collect();
+        assert_eq!((view.assignments.len(), revisions.len()), (4, writes), "{routers} routers");
     }
-    pod.service.let_it("warm", Conduct::Succeed);
-    for partition in PartitionId::all(4) {
-        fixture.assigned(partition).await;
-    }
-    let view = fixture.view().await;
-    let revisions: BTreeSet<Revision> = view.assignments.values().map(|record| record.mod_revision).collect();
-    assert_eq!((view.assignments.len(), revisions.len()), (4, 1));
 }
 
 #[tokio::test(start_paused = true)]
