@@ -1,7 +1,8 @@
 //! The connection to etcd: one at a time, to one of the endpoints, replaced when it fails.
 //!
 //! This is not a load balancer. etcd-client's own spreads calls over all endpoints, whether or not they respond, so a
-//! dead member fails every third call while it is dead. Here a failure moves all later calls to the next endpoint.
+//! dead member fails every third call while it is dead. Here a failure moves all later calls to the next endpoint, unless the
+//! member is merely slow ([`liveness`](super::liveness)).
 //!
 //! # Invariants
 //!
@@ -228,7 +229,7 @@ impl Connections {
         if connection.liveness().is_gone(asked, Instant::now()) {
             EtcdFailure::Broken(silence.into())
         } else {
-            EtcdFailure::Answered(StoreError::Unavailable(format!("{silence}, and to other calls later").into()))
+            EtcdFailure::Answered(StoreError::Unavailable(format!("{silence}, while other calls got theirs").into()))
         }
     }
 

@@ -46,7 +46,7 @@ pub(super) struct EtcdConnection {
 }
 
 impl EtcdConnection {
-    /// Returns what is known of the member.
+    /// Returns the record of the member's signs of life.
     pub(super) fn liveness(&self) -> MutexGuard<'_, Liveness> {
         self.liveness.lock().unwrap_or_else(PoisonError::into_inner)
     }

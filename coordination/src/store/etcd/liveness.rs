@@ -11,7 +11,7 @@
 
 use tokio::time::Instant;
 
-/// What is known of a connection's member.
+/// Record of the signs of life of a connection's member.
 #[derive(Debug, Default)]
 pub(super) struct Liveness {
     /// When it last showed that it is in step with its cluster.

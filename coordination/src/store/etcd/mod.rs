@@ -164,14 +164,14 @@ impl EtcdStore {
         slot: &mut Option<RenewalStream>,
         deadline: Instant,
     ) -> Result<(), StoreError> {
-        if let Some(mut keeper) = slot.take()
-            && !keeper.connection.broken.is_cancelled()
+        if let Some(mut stream) = slot.take()
+            && !stream.connection.broken.is_cancelled()
         {
-            let Ok(response) = timeout_at(deadline, keeper.renew()).await else {
+            let Ok(response) = timeout_at(deadline, stream.renew()).await else {
                 return Err(self.connections.no_response());
             };
             match response {
-                Some(response) if response.ttl() > 0 => return self.count(slot, keeper, &response),
+                Some(response) if response.ttl() > 0 => return self.count(slot, stream, &response),
                 Some(_) => return Err(StoreError::LeaseNotFound),
                 // The stream has ended, as streams do when etcd restarts. Renewing again does no harm.
                 None => {}
@@ -187,18 +187,18 @@ impl EtcdStore {
     fn count(
         &self,
         slot: &mut Option<RenewalStream>,
-        keeper: RenewalStream,
+        stream: RenewalStream,
         response: &LeaseKeepAliveResponse,
     ) -> Result<(), StoreError> {
         match self.connections.deposed(response.header()) {
             None => {
-                keeper.connection.liveness().has_renewed();
-                *slot = Some(keeper);
+                stream.connection.liveness().has_renewed();
+                *slot = Some(stream);
                 Ok(())
             }
             Some(why) => {
-                tracing::warn!(endpoint = self.connections.endpoint(&keeper.connection), why, "renewal not counted");
-                keeper.connection.broken.cancel();
+                tracing::warn!(endpoint = self.connections.endpoint(&stream.connection), why, "renewal not counted");
+                stream.connection.broken.cancel();
                 Err(self.connections.unavailable(why))
             }
         }
