@@ -13,7 +13,6 @@ use segue_protocol::handoff::router::{
 };
 use segue_protocol::ids::{HandoffId, Incarnation, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
-use segue_protocol::planning::moves_go_in_step;
 use segue_protocol::view::{View, ViewDelta};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
@@ -236,7 +235,6 @@ impl RouterDriver {
 
     /// Acts on what has happened in the store.
     fn react(&mut self, event: Event) {
-        self.stop_limiter.set_in_step(moves_go_in_step(&self.view));
         match event {
             Event::Synced { .. } => {
                 self.acks.resync();

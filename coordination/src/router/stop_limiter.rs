@@ -3,7 +3,7 @@
 //! A pause lasts as long as the store takes for the writes within it, and that grows with the number of concurrent
 //! writes. A router therefore stops a few partitions at a time, in the order in which their new owners became ready,
 //! which is the same for all routers. Meanwhile the old owners serve the other partitions. Where each write is slow, more are
-//! stopped together: what they write shares requests. Where moves go in step, the planner limits how many stop.
+//! stopped together: what they write shares requests.
 //!
 //! A partition gives its place up when its requests flow again, which all routers learn from the same write. Places that are
 //! given up before that, because a handoff lasts too long, let one router run ahead of another, and its partitions then wait for
@@ -18,8 +18,6 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use segue_protocol::ids::{PartitionId, Revision};
-#[cfg(doc)]
-use segue_protocol::planning::moves_go_in_step;
 use tokio::time::Instant;
 
 /// Most partitions stopped at a time while the store is fast. More make the pauses longer and the total hardly shorter.
@@ -41,13 +39,11 @@ pub(super) struct StopLimiter {
     waiting: BTreeSet<(Revision, PartitionId)>,
     /// How long a stopped partition occupies its place.
     stop_time: Duration,
-    /// Moves go in step, so all of them may be stopped at a time.
-    in_step: bool,
 }
 
 impl Default for StopLimiter {
     fn default() -> Self {
-        StopLimiter { taken: HashMap::new(), waiting: BTreeSet::new(), stop_time: *STOP_TIME.start(), in_step: false }
+        StopLimiter { taken: HashMap::new(), waiting: BTreeSet::new(), stop_time: *STOP_TIME.start() }
     }
 }
 
@@ -55,11 +51,6 @@ impl StopLimiter {
     /// Records how long the store takes for a write.
     pub(super) fn write_takes(&mut self, write: Duration) {
         self.stop_time = (write * WRITES_PER_STOP).clamp(*STOP_TIME.start(), *STOP_TIME.end());
-    }
-
-    /// Sets whether [moves go in step](moves_go_in_step).
-    pub(super) fn set_in_step(&mut self, in_step: bool) {
-        self.in_step = in_step;
     }
 
     /// Returns whether this partition, whose stop has been due since `since`, may be stopped now. Otherwise it is
@@ -104,9 +95,6 @@ impl StopLimiter {
     }
 
     fn places(&self) -> usize {
-        if self.in_step {
-            return usize::MAX;
-        }
         let slower = self.stop_time.saturating_sub(*STOP_TIME.start()).as_millis() / SLOWER_BY_MS;
         MAX_STOPPED.max(slower as usize)
     }
@@ -169,17 +157,6 @@ mod tests {
         }
         assert_eq!(stop_limiter.next(now + Duration::from_millis(63)), None);
         assert_eq!(stop_limiter.next(now + Duration::from_millis(64)), Some(P77));
-    }
-
-    #[test]
-    fn partitions_whose_moves_go_in_step_stop_together() {
-        let (mut stop_limiter, now) = (StopLimiter::default(), Instant::now());
-        let stopped = PartitionId::all(100).filter(|it| stop_limiter.take(*it, since(1), now)).count();
-        assert_eq!(stopped, MAX_STOPPED);
-        stop_limiter.set_in_step(true);
-        let next: Vec<_> = std::iter::from_fn(|| stop_limiter.next(now)).collect();
-        assert_eq!(next.len(), 100 - MAX_STOPPED);
-        assert!(next.iter().all(|partition| stop_limiter.take(*partition, since(1), now)));
     }
 
     #[test]
